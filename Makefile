@@ -1,0 +1,52 @@
+# Recursant. `make up` on a fresh machine (Python >= 3.11 and make) installs and starts everything.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: help install up test test-unit test-e2e lint format protos bench clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Recursant needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## Install Recursant and everything it needs into .venv
+
+up: $(STAMP) ## Start the gateway, its control plane and simulated workers (ARGS='--workers 8')
+	@exec $(BIN)/recursant up $(ARGS)
+
+test: lint ## Lint, types and all tests, real Envoy and Redis included
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(STAMP) ## Only the tests that start no Envoy
+	$(BIN)/python -m pytest -m 'not e2e' $(ARGS)
+
+test-e2e: $(STAMP) ## Only the tests that run the whole product
+	$(BIN)/python -m pytest -m e2e $(ARGS)
+
+lint: $(STAMP) ## ruff and mypy strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(STAMP) ## Generate the protobuf modules from proto/
+	$(BIN)/python scripts/generate-protos
+
+bench: $(STAMP) ## Measure the decision
+	$(BIN)/python -m bench $(ARGS)
+
+clean: ## Remove what install, tests and runs left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out run build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The ext_proc service: the session (sans-IO), its transports, and the wiring."""

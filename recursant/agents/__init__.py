@@ -1,0 +1,1 @@
+"""Who sends a request and what it needs: policies, request descriptions, priority classes."""

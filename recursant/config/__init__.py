@@ -1,0 +1,1 @@
+"""Configuration: the typed model, and the loader that reads `recursant.yaml`."""

@@ -1,0 +1,216 @@
+"""The configuration, `recursant.yaml`, as typed and frozen values. Everything has a default.
+
+These models say what is allowed; `recursant.config.load` reads files and turns what pydantic finds into errors
+with file, line, field, value and what is allowed.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from recursant import names
+from recursant.agents.policy import AgentPolicy
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Milliseconds = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+_T = TypeVar("_T")
+# YAML gives lists; strict mode alone would insist on tuples.
+Sequence = Annotated[tuple[_T, ...], Field(strict=False)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, strict about types, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ScoreWeights(Section):
+    """Weights of the terms of the score (SPEC C2)."""
+
+    token_rate: Annotated[float, Field(ge=0)] = 0.6
+    queue: Annotated[float, Field(ge=0)] = 0.4
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> "ScoreWeights":
+        if self.token_rate + self.queue <= 0:
+            raise ValueError("at least one weight must be above 0")
+        return self
+
+
+class Routing(Section):
+    """How requests find a worker."""
+
+    # What happens to a request that names no known agent.
+    default_fallback: Literal["round_robin", "reject"] = "round_robin"
+    # Arrival to first response byte, for requests whose agent sets none.
+    timeout_ms: Annotated[int, Field(ge=1)] = 15_000
+    weights: ScoreWeights = ScoreWeights()
+    # Length of the ordered list that Envoy walks; each step after the first is a retry.
+    candidates: Annotated[int, Field(ge=1, le=8)] = 3
+
+
+class StaticModel(Section):
+    """A model of a static worker, with its family where the name does not tell it."""
+
+    name: Name
+    family: Name | None = None
+
+
+class StaticWorker(Section):
+    """A worker that the configuration names; the control plane scrapes it from outside."""
+
+    host: Annotated[str, Field(min_length=1, max_length=253)]
+    port: Port = 8000
+    id: Name | None = None
+    models: Sequence[Name | StaticModel] = ()
+    exclusive: bool = False
+    capacity_tokens: Annotated[int, Field(ge=1)] | None = None
+    scrape_interval_ms: Annotated[int, Field(ge=100)] = 1_000
+
+    @property
+    def worker_id(self) -> str:
+        """The id under which the fleet knows it: `id`, or `host:port`."""
+        return self.id or f"{self.host}:{self.port}"
+
+
+class PathEntry(Section):
+    """A request path that names the agent for clients that send no `X-Agent-ID` (SPEC A6)."""
+
+    path: Annotated[str, Field(pattern=r"^/[^?#\s]*$", max_length=256)]
+    agent_id: Name
+    # The path the worker sees.
+    rewrite: Annotated[str, Field(pattern=r"^/[^?#\s]*$", max_length=256)] = "/v1/chat/completions"
+    # May a client's own X-Agent-ID win here?
+    allow_client_agent: bool = False
+
+
+class FamilyPattern(Section):
+    """Names the family of every model whose last path part matches the regular expression, ignoring case."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=256)]
+    family: Name
+
+
+class Limits(Section):
+    """Bounds on what a client may send."""
+
+    body_bytes: Annotated[int, Field(ge=1_024)] = 10 * 1024 * 1024
+    agent_meta_bytes: Annotated[int, Field(ge=64, le=65_536)] = 4_096
+    session_id_bytes: Annotated[int, Field(ge=16, le=4_096)] = 256
+    request_id_bytes: Annotated[int, Field(ge=16, le=4_096)] = 128
+    # The whole body must have arrived by then.
+    body_timeout_ms: Annotated[int, Field(ge=100)] = 60_000
+    # A response that sends nothing for that long is cut; a running stream never is.
+    idle_timeout_ms: Annotated[int, Field(ge=1_000)] = 600_000
+    workers: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+
+
+class Cors(Section):
+    """Browsers that may call the gateway. An empty list switches CORS off."""
+
+    allow_origins: Sequence[str] = ("*",)
+    max_age_s: Annotated[int, Field(ge=0)] = 600
+
+
+class Gateway(Section):
+    """Envoy's own listeners."""
+
+    host: str = names.LOOPBACK
+    port: Port = names.GATEWAY_PORT
+    admin_host: str = names.LOOPBACK
+    admin_port: Port = names.ENVOY_ADMIN_PORT
+    cors: Cors = Cors()
+
+
+class ExtProc(Section):
+    """Where Envoy reaches the ext_proc service, and how long it waits."""
+
+    # "unix:/path" or "host:port"; one for each process.
+    listen: Sequence[str] = ("unix:/run/recursant/extproc.sock",)
+    message_timeout_ms: Annotated[int, Field(ge=1)] = 250
+    # The longest hold that extproc may ask for.
+    max_message_timeout_ms: Annotated[int, Field(ge=1)] = 300_000
+    metrics_host: str = names.LOOPBACK
+    metrics_port: Port = names.EXTPROC_METRICS_PORT
+
+
+class Xds(Section):
+    """The ADS server."""
+
+    host: str = names.LOOPBACK
+    port: Port = names.XDS_PORT
+    # Changes within this time are pushed together.
+    debounce_ms: Annotated[int, Field(ge=0, le=10_000)] = 100
+    # A client that has not answered a push by then is reported as stale.
+    ack_timeout_ms: Annotated[int, Field(ge=100)] = 10_000
+    metrics_host: str = names.LOOPBACK
+    metrics_port: Port = names.XDS_METRICS_PORT
+
+
+class Api(Section):
+    """The control API."""
+
+    host: str = names.LOOPBACK
+    port: Port = names.API_PORT
+
+
+class Redis(Section):
+    """The shared state. `recursant up` starts an embedded server when the URL is absent."""
+
+    url: str | None = None
+
+    def __repr__(self) -> str:
+        return "Redis(url=***)" if self.url else "Redis(url=None)"
+
+    __str__ = __repr__
+
+
+class Liveness(Section):
+    """When a worker that does not report is taken out (SPEC B2)."""
+
+    missed_beats: Annotated[int, Field(ge=1, le=100)] = 3
+    min_silence_ms: Annotated[int, Field(ge=1)] = 600
+    # After the reader's Redis link healed, or the fleet fell silent at once, nobody is judged for this long.
+    grace_ms: Milliseconds = 2_000
+    # A worker missing for this long is forgotten.
+    forget_after_ms: Annotated[int, Field(ge=1_000)] = 600_000
+
+
+DEFAULT_PATHS = (
+    PathEntry(path="/api/chat", agent_id="chat-web"),
+    PathEntry(path="/api/summary", agent_id="batch-summary"),
+)
+
+
+class Config(Section):
+    """One `recursant.yaml`."""
+
+    routing: Routing = Routing()
+    agents: Sequence[AgentPolicy] = ()
+    workers: Sequence[StaticWorker] = ()
+    # Entries of the default table whose agent does not exist are left out.
+    paths: Sequence[PathEntry] | None = None
+    families: Sequence[FamilyPattern] = ()
+    limits: Limits = Limits()
+    gateway: Gateway = Gateway()
+    extproc: ExtProc = ExtProc()
+    xds: Xds = Xds()
+    api: Api = Api()
+    redis: Redis = Redis()
+    liveness: Liveness = Liveness()
+
+    @field_validator("extproc")
+    @classmethod
+    def _some_listener(cls, value: ExtProc) -> ExtProc:
+        if not value.listen:
+            raise ValueError("extproc.listen needs at least one address")
+        return value
+
+    @property
+    def path_entries(self) -> tuple[PathEntry, ...]:
+        """The configured path table, or the entries of the default one whose agents exist."""
+        if self.paths is not None:
+            return self.paths
+        known = {agent.agent_id for agent in self.agents}
+        return tuple(entry for entry in DEFAULT_PATHS if entry.agent_id in known)

@@ -1,0 +1,1 @@
+"""Generated protobuf messages of the API version 1 (sources in proto/)."""

@@ -1,0 +1,1 @@
+"""The resources that we push to Envoy: listener, routes, clusters, endpoints."""
