@@ -1,0 +1,313 @@
+"""The fleet in columns: what a pick reads (SPEC C6).
+
+One row a worker, one column a fact, in a single float matrix, so that a pick over a thousand workers is a handful of
+vector operations. Beats overwrite facts in place; only a change of who is usable, or of what a worker serves,
+rebuilds the candidate sets. Single-threaded: nobody reads while somebody writes.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.v1.worker_state_pb2 import WorkerState
+
+Facts = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+# vLLM's own default for max_num_seqs, for workers that declare neither max_queue nor max_num_seqs.
+DEFAULT_MAX_NUM_SEQS: Final = 256.0
+# Weight of the newest token rate in a busy worker's learnt peak: about the last ten beats count.
+PEAK_RATE_SMOOTHING: Final = 0.1
+# Candidate sets kept between changes of the fleet; each belongs to a family or a model name of the fleet.
+_MAX_CACHED_SETS: Final = 1_024
+_UNKNOWN: Final = math.nan
+
+
+class Fact(IntEnum):
+    """The columns. NaN stands for "the worker cannot know"."""
+
+    # Running and waiting requests, as last reported.
+    REPORTED = 0
+    # Requests that this replica has in flight there.
+    IN_FLIGHT = 1
+    # IN_FLIGHT at the moment of the last beat: the rest has not been seen by the worker's report yet.
+    IN_FLIGHT_AT_BEAT = 2
+    # Requests that it runs at once, and the longest queue that it wants.
+    SLOTS = 3
+    MAX_QUEUE = 4
+    # Generated tokens per second when busy: declared, or learnt.
+    PEAK_RATE = 5
+    WAITING_TOKENS = 6
+    QUEUE_WAIT_MS = 7
+    FREE_VRAM_MB = 8
+    BANDWIDTH_HEADROOM_MB_S = 9
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateSet:
+    """The usable workers that serve one family or model, before any limit of a request is looked at.
+
+    Attributes:
+        rows: their rows in the table.
+        models: the concrete model of each, in the order of `rows`; "" where any will do.
+        max_model_len: prompt and output together, in tokens, of each; NaN where unknown.
+        names: every name that requests may use there: models of the family, and LoRA adapters.
+    """
+
+    rows: Rows
+    models: tuple[str, ...]
+    max_model_len: Facts
+    names: frozenset[str]
+
+
+class FleetTable:
+    """All workers that the control plane knows, usable or not, with this replica's in-flight counts."""
+
+    def __init__(self) -> None:
+        self._facts: Facts = np.full((len(Fact), 16), _UNKNOWN)
+        self._facts[Fact.IN_FLIGHT : Fact.IN_FLIGHT_AT_BEAT + 1] = 0
+        self._records: list[WorkerRecord | None] = [None] * 16
+        self._row_of: dict[str, int] = {}
+        self._row_of_endpoint: dict[str, int] = {}
+        # Rows of workers that left while requests were still in flight there.
+        self._retired: dict[str, int] = {}
+        self._free: list[int] = list(range(15, -1, -1))
+        self._sets: dict[tuple[str, str, frozenset[str]], CandidateSet] = {}
+        self._families: dict[str, frozenset[str]] = {}
+
+    # --- what the directory tells ---
+
+    def upsert(self, record: WorkerRecord) -> None:
+        """Take a worker's new record: its facts, and its status, models and address where they changed."""
+        row = self._row_of.get(record.worker_id)
+        if row is None:
+            row = self._allot(record.worker_id)
+        old = self._records[row]
+        self._records[row] = record
+        self._write_facts(row, record.state, afresh=old is None or old.state.incarnation != record.state.incarnation)
+        if old is None or _layout(old) != _layout(record):
+            self._layout_changed()
+
+    def remove(self, worker_id: str) -> None:
+        """Forget a worker. Its in-flight requests are still released to its row, which stays out of use until then."""
+        row = self._row_of.pop(worker_id, None)
+        if row is None:
+            return
+        self._records[row] = None
+        if self._facts[Fact.IN_FLIGHT, row] > 0:
+            self._retired[worker_id] = row
+        else:
+            self._free.append(row)
+        self._layout_changed()
+
+    # --- what a pick reads ---
+
+    def candidates(self, *, family: str = "", model: str = "", exclusive: frozenset[str] = frozenset()) -> CandidateSet:
+        """Ready workers that serve `model` (a model or LoRA adapter, exactly), or else `family`, or else anything.
+
+        Exclusive workers are among them only when `exclusive` names them (SPEC C1).
+        """
+        key = (family, model, exclusive)
+        found = self._sets.get(key)
+        if found is None:
+            found = self._build_set(family, model, exclusive)
+            if len(self._sets) < _MAX_CACHED_SETS:
+                self._sets[key] = found
+        return found
+
+    def facts(self, rows: Rows) -> Facts:
+        """A copy of the facts of `rows`: shape (len(Fact), len(rows))."""
+        return self._facts[:, rows]
+
+    def endpoint(self, row: int) -> str:
+        """`ip:port` of a candidate."""
+        record = self._records[row]
+        if record is None or record.endpoint is None:
+            raise LookupError(f"row {row} holds no usable worker")
+        return record.endpoint
+
+    def worker_id(self, row: int) -> str:
+        """The id of a candidate."""
+        record = self._records[row]
+        if record is None:
+            raise LookupError(f"row {row} holds no worker")
+        return record.worker_id
+
+    def record(self, row: int) -> WorkerRecord | None:
+        """The record in a row; None where the worker has left."""
+        return self._records[row]
+
+    def row_of_endpoint(self, endpoint: str) -> int | None:
+        """The row of the worker that Envoy dials at `ip:port`."""
+        return self._row_of_endpoint.get(endpoint)
+
+    def knows_model(self, name: str) -> bool:
+        """Does any worker, usable or not, serve this model or adapter?"""
+        return name in self._families
+
+    def families_of(self, name: str) -> frozenset[str]:
+        """The families under which the fleet serves this model or adapter name."""
+        return self._families.get(name, frozenset())
+
+    def knows_family(self, family: str) -> bool:
+        """Does any worker, usable or not, serve this family?"""
+        return any(family in families for families in self._families.values())
+
+    # --- in-flight counts ---
+
+    def acquire(self, row: int) -> None:
+        """Count one more request in flight at the worker in `row`."""
+        self._facts[Fact.IN_FLIGHT, row] += 1
+
+    def release(self, row: int) -> None:
+        """Count one less. The caller does it exactly once for each `acquire`."""
+        left = self._facts[Fact.IN_FLIGHT, row] - 1
+        if left < 0:
+            raise ValueError(f"row {row} was released more often than acquired")
+        self._facts[Fact.IN_FLIGHT, row] = left
+        # What a worker no longer holds cannot hide what it has not seen yet.
+        self._facts[Fact.IN_FLIGHT_AT_BEAT, row] = min(self._facts[Fact.IN_FLIGHT_AT_BEAT, row], left)
+        if left == 0 and self._records[row] is None:
+            for worker_id, retired in self._retired.items():
+                if retired == row:
+                    del self._retired[worker_id]
+                    self._free.append(row)
+                    break
+
+    def in_flight(self) -> dict[str, int]:
+        """This replica's in-flight requests by worker id, workers that left included."""
+        counts = self._facts[Fact.IN_FLIGHT]
+        return {worker_id: int(counts[row]) for worker_id, row in (self._row_of | self._retired).items()}
+
+    def statuses(self) -> dict[WorkerStatus, int]:
+        """How many workers are in each status."""
+        counts = dict.fromkeys(WorkerStatus, 0)
+        for row in self._row_of.values():
+            record = self._records[row]
+            if record is not None:
+                counts[record.status] += 1
+        return counts
+
+    # --- inside ---
+
+    def _allot(self, worker_id: str) -> int:
+        row = self._retired.pop(worker_id, None)
+        if row is None:
+            if not self._free:
+                self._grow()
+            row = self._free.pop()
+            self._facts[:, row] = _UNKNOWN
+            self._facts[Fact.IN_FLIGHT : Fact.IN_FLIGHT_AT_BEAT + 1, row] = 0
+        self._row_of[worker_id] = row
+        return row
+
+    def _grow(self) -> None:
+        size = self._facts.shape[1]
+        more = np.full_like(self._facts, _UNKNOWN)
+        more[Fact.IN_FLIGHT : Fact.IN_FLIGHT_AT_BEAT + 1] = 0
+        self._facts = np.concatenate([self._facts, more], axis=1)
+        self._records.extend([None] * size)
+        self._free.extend(range(2 * size - 1, size - 1, -1))
+
+    def _write_facts(self, row: int, state: WorkerState, *, afresh: bool) -> None:
+        column = self._facts[:, row]
+        column[Fact.REPORTED] = state.running_requests + state.waiting_requests
+        column[Fact.IN_FLIGHT_AT_BEAT] = column[Fact.IN_FLIGHT]
+        slots = float(state.max_num_seqs) if state.HasField("max_num_seqs") else DEFAULT_MAX_NUM_SEQS
+        column[Fact.SLOTS] = max(slots, 1.0)
+        column[Fact.MAX_QUEUE] = max(float(state.max_queue) if state.HasField("max_queue") else slots, 1.0)
+        column[Fact.PEAK_RATE] = _peak_rate(state, _UNKNOWN if afresh else float(column[Fact.PEAK_RATE]))
+        column[Fact.WAITING_TOKENS] = state.waiting_tokens
+        column[Fact.QUEUE_WAIT_MS] = state.queue_wait_ms
+        column[Fact.FREE_VRAM_MB] = state.free_vram_mb if state.HasField("free_vram_mb") else _UNKNOWN
+        if state.HasField("bandwidth_total_mb_s") and state.HasField("bandwidth_used_mb_s"):
+            column[Fact.BANDWIDTH_HEADROOM_MB_S] = state.bandwidth_total_mb_s - state.bandwidth_used_mb_s
+        else:
+            column[Fact.BANDWIDTH_HEADROOM_MB_S] = _UNKNOWN
+
+    def _layout_changed(self) -> None:
+        self._sets.clear()
+        self._row_of_endpoint.clear()
+        families: dict[str, set[str]] = {}
+        for row in self._row_of.values():
+            record = self._records[row]
+            if record is None:
+                continue
+            if record.endpoint is not None:
+                self._row_of_endpoint[record.endpoint] = row
+            served = {model.family for model in record.models if model.family}
+            for model in record.models:
+                families.setdefault(model.name, set()).add(model.family)
+            for adapter in record.state.lora_adapters:
+                families.setdefault(adapter, set()).update(served)
+        self._families = {name: frozenset(found) for name, found in families.items()}
+
+    def _build_set(self, family: str, model: str, exclusive: frozenset[str]) -> CandidateSet:
+        rows: list[int] = []
+        models: list[str] = []
+        lengths: list[float] = []
+        names: set[str] = set()
+        for row in self._row_of.values():
+            record = self._records[row]
+            if record is None or record.status is not WorkerStatus.READY or record.endpoint is None:
+                continue
+            if record.state.exclusive and record.worker_id not in exclusive:
+                continue
+            served = _serves(record, family, model)
+            if served is None:
+                continue
+            rows.append(row)
+            models.append(served[0])
+            lengths.append(served[1])
+            names.update(_names(record, family))
+        return CandidateSet(
+            np.array(rows, dtype=np.intp), tuple(models), np.array(lengths, dtype=np.float64), frozenset(names)
+        )
+
+
+def _layout(record: WorkerRecord) -> tuple[object, ...]:
+    """What decides which candidate sets a worker is in."""
+    state = record.state
+    return (record.status, record.endpoint, record.models, state.exclusive, tuple(state.lora_adapters))
+
+
+def _serves(record: WorkerRecord, family: str, model: str) -> tuple[str, float] | None:
+    """The concrete model and its length for this family or name; None where the worker does not serve it."""
+    if model:
+        for served in record.models:
+            if served.name == model:
+                return model, _length(served.max_model_len)
+        if model in record.state.lora_adapters:
+            lengths = [_length(served.max_model_len) for served in record.models]
+            return model, max(lengths, default=_UNKNOWN)
+        return None
+    for served in record.models:
+        if not family or served.family == family:
+            return served.name, _length(served.max_model_len)
+    return None if family else ("", _UNKNOWN)
+
+
+def _names(record: WorkerRecord, family: str) -> set[str]:
+    names = {model.name for model in record.models if not family or model.family == family}
+    names.update(record.state.lora_adapters)
+    return names
+
+
+def _length(tokens: int | None) -> float:
+    return _UNKNOWN if tokens is None else float(tokens)
+
+
+def _peak_rate(state: WorkerState, learnt: float) -> float:
+    """Tokens per second that the worker reaches when busy (DESIGN §9): declared, or learnt while it is busy."""
+    if state.HasField("peak_token_rate") and state.peak_token_rate > 0:
+        return state.peak_token_rate
+    if state.running_requests == 0 or not state.HasField("token_rate") or state.token_rate <= 0:
+        return learnt
+    if math.isnan(learnt) or state.token_rate > learnt:
+        return state.token_rate
+    return learnt + PEAK_RATE_SMOOTHING * (state.token_rate - learnt)

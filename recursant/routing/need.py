@@ -1,0 +1,40 @@
+"""What one request needs from a worker, with every source merged: policy, description, body."""
+
+from dataclasses import dataclass
+from typing import Final
+
+# Output tokens expected of a request that names no bound and whose agent has none.
+DEFAULT_EXPECTED_TOKENS: Final = 256
+# Bytes of a JSON body per prompt token, for a length known from content-length alone: English text on
+# byte-pair tokenizers is about four characters a token.
+BYTES_PER_TOKEN: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The limits that filters compare, zero or None where the request sets none.
+
+    Attributes:
+        family: the model family; "" for any.
+        model: a concrete model or LoRA adapter; "" for any of the family.
+        exclusive: ids of exclusive workers that it may use.
+        min_vram_mb: memory that the worker must be able to give it.
+        min_bandwidth_mb_s: memory bandwidth that must be left.
+        prompt_tokens: length of the prompt, estimated.
+        expected_tokens: length of the answer, expected.
+        latency_sla_ms: what the expected wait is held against.
+    """
+
+    family: str = ""
+    model: str = ""
+    exclusive: frozenset[str] = frozenset()
+    min_vram_mb: int = 0
+    min_bandwidth_mb_s: int = 0
+    prompt_tokens: int = 0
+    expected_tokens: int = DEFAULT_EXPECTED_TOKENS
+    latency_sla_ms: int | None = None
+
+
+def tokens_of_bytes(content_length: int) -> int:
+    """Prompt tokens estimated from the length of the body in bytes."""
+    return content_length // BYTES_PER_TOKEN

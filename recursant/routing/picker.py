@@ -1,0 +1,113 @@
+"""From a need to the ordered list of workers that Envoy walks (SPEC C1 to C3)."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from recursant.config.model import ScoreWeights
+from recursant.fleet.table import CandidateSet, FleetTable, Rows
+from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER, Mask
+from recursant.routing.need import Need
+from recursant.routing.scorers import load_of, score
+
+
+class Refusal(StrEnum):
+    """Why nobody can serve a request."""
+
+    # No ready worker serves the family or model.
+    NO_WORKER = "no_worker"
+    # Removed by the hard filter of that name; the last one that left nobody.
+    VRAM = "vram"
+    BANDWIDTH = "bandwidth"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The answer: rows of the fleet table, best first, never empty.
+
+    Attributes:
+        rows: the candidates in order; all serve `model`.
+        model: the concrete model of the first; "" where the worker named none.
+        over_sla: the soft filter left nobody, and the best of the rest was taken.
+    """
+
+    rows: tuple[int, ...]
+    model: str
+    over_sla: bool = False
+
+
+def pick(
+    table: FleetTable, need: Need, *, weights: ScoreWeights, candidates: int, rng: random.Random
+) -> Pick | Refusal:
+    """Choose up to `candidates` workers for `need`, best first; equal scores in random order.
+
+    Counts nothing: the caller acquires the first row before it gives control away, so that pick and count are one step.
+    """
+    found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+    if found.rows.size == 0:
+        return Refusal.NO_WORKER
+    facts = table.facts(found.rows)
+    load = load_of(facts)
+
+    keep: Mask | None = None
+    for each in HARD_FILTERS:
+        mask = each.keep(facts, found.max_model_len, load, need)
+        if mask is None:
+            continue
+        keep = mask if keep is None else keep & mask
+        if not keep.any():
+            return Refusal(each.name)
+
+    over_sla = False
+    in_time = SOFT_FILTER.keep(facts, found.max_model_len, load, need)
+    if in_time is not None and not in_time.all():
+        both = in_time if keep is None else keep & in_time
+        if both.any():
+            keep = both
+        else:
+            over_sla = True
+
+    scores = score(facts, load, weights)
+    if keep is not None:
+        scores = np.where(keep, scores, -np.inf)
+    return _ordered(found, scores, candidates, rng, over_sla=over_sla)
+
+
+def round_robin(table: FleetTable, need: Need, *, turn: int, candidates: int) -> Pick | Refusal:
+    """Choose by turn, not by score: for requests without an agent. `turn` is the caller's counter."""
+    found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+    size = found.rows.size
+    if size == 0:
+        return Refusal.NO_WORKER
+    order = [(turn + step) % size for step in range(size)]
+    return _same_model(found, order, candidates, over_sla=False)
+
+
+def _ordered(found: CandidateSet, scores: Rows, candidates: int, rng: random.Random, *, over_sla: bool) -> Pick:
+    """The best `candidates` positions by score; of equal ones, any."""
+    order: list[int] = []
+    model: str | None = None
+    for _ in range(min(candidates, scores.size)):
+        best = scores.max()
+        if best == -np.inf:
+            break
+        ties = np.flatnonzero(scores == best)
+        chosen = int(ties[0] if ties.size == 1 else ties[int(rng.random() * ties.size)])
+        order.append(chosen)
+        scores[chosen] = -np.inf
+        if model is None:
+            model = found.models[chosen]
+            if len(found.names) > 1:
+                others = [position for position, name in enumerate(found.models) if name != model]
+                scores[others] = -np.inf
+    return _same_model(found, order, candidates, over_sla=over_sla)
+
+
+def _same_model(found: CandidateSet, order: list[int], candidates: int, *, over_sla: bool) -> Pick:
+    """Keep what serves the first one's model: the body names one model, whoever of them gets it."""
+    model = found.models[order[0]]
+    rows = [int(found.rows[position]) for position in order if found.models[position] == model]
+    return Pick(tuple(rows[:candidates]), model, over_sla)

@@ -1,0 +1,50 @@
+"""How good each candidate is (SPEC C2, DESIGN §9): 0.6 x speed + 0.4 x room in the queue, the weights configurable."""
+
+import numpy as np
+
+from recursant.config.model import ScoreWeights
+from recursant.fleet.table import Fact, Facts
+
+
+def load_of(facts: Facts) -> Facts:
+    """Requests at each candidate, counting the picks that its last report cannot have seen.
+
+    The report plus what we sent since that report; and never less than what we have there ourselves, which is exact
+    after a restart of neither side.
+    """
+    in_flight = facts[Fact.IN_FLIGHT]
+    unseen = in_flight - facts[Fact.IN_FLIGHT_AT_BEAT]
+    load: Facts = np.fmax(in_flight, facts[Fact.REPORTED] + unseen)
+    return load
+
+
+def speed_term(facts: Facts, load: Facts) -> Facts:
+    """Token rate that each candidate could give this request, over the best one's: 0..1.
+
+    The rate is the worker's peak shared by its requests and this one. Dividing each by the request's expected
+    tokens, as the formula of the spec has it, cancels in the normalisation. A worker of unknown peak counts as the
+    mean of the known ones.
+    """
+    peak = facts[Fact.PEAK_RATE]
+    unknown = np.isnan(peak)
+    if unknown.any():
+        known = peak[~unknown]
+        peak = np.where(unknown, known.mean() if known.size else 1.0, peak)
+    rate = peak / (load + 1.0)
+    best = rate.max()
+    if best <= 0:
+        return np.zeros_like(rate)
+    term: Facts = rate / best
+    return term
+
+
+def queue_term(facts: Facts, load: Facts) -> Facts:
+    """Room that is left in each candidate's queue: 1 when empty, 0 when full or beyond."""
+    term: Facts = np.maximum(1.0 - load / facts[Fact.MAX_QUEUE], 0.0)
+    return term
+
+
+def score(facts: Facts, load: Facts, weights: ScoreWeights) -> Facts:
+    """The score of each candidate, larger = better."""
+    total: Facts = weights.token_rate * speed_term(facts, load) + weights.queue * queue_term(facts, load)
+    return total
