@@ -35,7 +35,7 @@ class Fact(IntEnum):
     REPORTED = 0
     # Requests that this replica has in flight there.
     IN_FLIGHT = 1
-    # IN_FLIGHT at the moment of the last beat: the rest has not been seen by the worker's report yet.
+    # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
     IN_FLIGHT_AT_BEAT = 2
     # Requests that it runs at once, and the longest queue that it wants.
     SLOTS = 3
@@ -57,12 +57,14 @@ class CandidateSet:
         models: the concrete model of each, in the order of `rows`; "" where any will do.
         max_model_len: prompt and output together, in tokens, of each; NaN where unknown.
         names: every name that requests may use there: models of the family, and LoRA adapters.
+        mixed: the workers differ in their concrete model.
     """
 
     rows: Rows
     models: tuple[str, ...]
     max_model_len: Facts
     names: frozenset[str]
+    mixed: bool
 
 
 class FleetTable:
@@ -170,8 +172,6 @@ class FleetTable:
         if left < 0:
             raise ValueError(f"row {row} was released more often than acquired")
         self._facts[Fact.IN_FLIGHT, row] = left
-        # What a worker no longer holds cannot hide what it has not seen yet.
-        self._facts[Fact.IN_FLIGHT_AT_BEAT, row] = min(self._facts[Fact.IN_FLIGHT_AT_BEAT, row], left)
         if left == 0 and self._records[row] is None:
             for worker_id, retired in self._retired.items():
                 if retired == row:
@@ -266,7 +266,11 @@ class FleetTable:
             lengths.append(served[1])
             names.update(_names(record, family))
         return CandidateSet(
-            np.array(rows, dtype=np.intp), tuple(models), np.array(lengths, dtype=np.float64), frozenset(names)
+            np.array(rows, dtype=np.intp),
+            tuple(models),
+            np.array(lengths, dtype=np.float64),
+            frozenset(names),
+            mixed=len(set(models)) > 1,
         )
 
 

@@ -35,25 +35,30 @@ class Filter:
 def _vram(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask | None:
     if need.min_vram_mb == 0:
         return None
-    return ~(facts[Fact.FREE_VRAM_MB] < need.min_vram_mb)
+    mask: Mask = ~(facts[Fact.FREE_VRAM_MB] < need.min_vram_mb)
+    return mask
 
 
 def _bandwidth(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask | None:
     if need.min_bandwidth_mb_s == 0:
         return None
-    return ~(facts[Fact.BANDWIDTH_HEADROOM_MB_S] < need.min_bandwidth_mb_s)
+    mask: Mask = ~(facts[Fact.BANDWIDTH_HEADROOM_MB_S] < need.min_bandwidth_mb_s)
+    return mask
 
 
 def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> Mask | None:
     if need.prompt_tokens == 0:
         return None
-    return ~(lengths < need.prompt_tokens)
+    mask: Mask = ~(lengths < need.prompt_tokens)
+    return mask
 
 
 def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
     if need.latency_sla_ms is None:
         return None
-    return ~(expected_wait_ms(facts, load, need.expected_tokens) > WAIT_SHARE_OF_SLA * need.latency_sla_ms)
+    wait = expected_wait_ms(facts, load, need.expected_tokens)
+    mask: Mask = ~(wait > WAIT_SHARE_OF_SLA * need.latency_sla_ms)
+    return mask
 
 
 def expected_wait_ms(facts: Facts, load: Facts, expected_tokens: int) -> Facts:
@@ -61,12 +66,12 @@ def expected_wait_ms(facts: Facts, load: Facts, expected_tokens: int) -> Facts:
 
     Queue tokens / token rate, or the reported mean wait if that is larger (DESIGN §9). Queue tokens are the reported
     ones, or what the requests beyond the worker's slots will generate, for picks that no report has seen yet. An
-    unknown rate makes the first part unknown.
+    unknown rate makes the first part unknown. Where nothing runs, nothing waits, whatever the mean of the past says.
     """
     beyond = np.maximum(load - facts[Fact.SLOTS], 0.0) * expected_tokens
     queued = np.maximum(facts[Fact.WAITING_TOKENS], beyond)
     computed: Facts = queued * 1_000.0 / facts[Fact.PEAK_RATE]
-    wait: Facts = np.fmax(computed, facts[Fact.QUEUE_WAIT_MS])
+    wait: Facts = np.where(load > 0, np.fmax(computed, facts[Fact.QUEUE_WAIT_MS]), 0.0)
     return wait
 
 

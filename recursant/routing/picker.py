@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import CandidateSet, FleetTable, Rows
+from recursant.fleet.table import CandidateSet, Facts, FleetTable
 from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER, Mask
 from recursant.routing.need import Need
 from recursant.routing.scorers import load_of, score
@@ -86,7 +86,7 @@ def round_robin(table: FleetTable, need: Need, *, turn: int, candidates: int) ->
     return _same_model(found, order, candidates, over_sla=False)
 
 
-def _ordered(found: CandidateSet, scores: Rows, candidates: int, rng: random.Random, *, over_sla: bool) -> Pick:
+def _ordered(found: CandidateSet, scores: Facts, candidates: int, rng: random.Random, *, over_sla: bool) -> Pick:
     """The best `candidates` positions by score; of equal ones, any."""
     order: list[int] = []
     model: str | None = None
@@ -100,7 +100,7 @@ def _ordered(found: CandidateSet, scores: Rows, candidates: int, rng: random.Ran
         scores[chosen] = -np.inf
         if model is None:
             model = found.models[chosen]
-            if len(found.names) > 1:
+            if found.mixed:
                 others = [position for position, name in enumerate(found.models) if name != model]
                 scores[others] = -np.inf
     return _same_model(found, order, candidates, over_sla=over_sla)

@@ -9,12 +9,12 @@ from recursant.fleet.table import Fact, Facts
 def load_of(facts: Facts) -> Facts:
     """Requests at each candidate, counting the picks that its last report cannot have seen.
 
-    The report plus what we sent since that report; and never less than what we have there ourselves, which is exact
-    after a restart of neither side.
+    The report, plus what we sent and minus what ended since that report; and never less than what we have there
+    ourselves. After a restart of ours our own count is too small, and the report fills in.
     """
     in_flight = facts[Fact.IN_FLIGHT]
-    unseen = in_flight - facts[Fact.IN_FLIGHT_AT_BEAT]
-    load: Facts = np.fmax(in_flight, facts[Fact.REPORTED] + unseen)
+    since_report = in_flight - facts[Fact.IN_FLIGHT_AT_BEAT]
+    load: Facts = np.maximum(in_flight, facts[Fact.REPORTED] + since_report)
     return load
 
 

@@ -1,0 +1,50 @@
+"""What a request body tells: the model that it names. The body itself is never changed here."""
+
+import json
+from dataclasses import dataclass
+
+from recursant import names
+from recursant.problems import ApiProblem, bad_request
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFacts:
+    """What the decision needs of a JSON body.
+
+    Attributes:
+        model: the explicit model name; None for "auto", and where the body names none.
+        max_tokens: the bound on the output that the client set.
+    """
+
+    model: str | None = None
+    max_tokens: int | None = None
+
+
+def read_json_body(body: bytes) -> BodyFacts | ApiProblem:
+    """Read a JSON request body, or say what is wrong with it.
+
+    Python's own parser is what vLLM uses, so both sides accept the same bytes; of duplicate keys both take the last.
+    """
+    try:
+        content = json.loads(body)
+    except RecursionError:
+        return bad_request("the request body is nested too deeply", param="body")
+    except ValueError:
+        return bad_request("the request body is not valid JSON", param="body")
+    if not isinstance(content, dict):
+        return bad_request("the request body must be a JSON object", param="body")
+    model = content.get("model")
+    if model is not None and not isinstance(model, str):
+        return bad_request("model must be a string", param="model")
+    limit = content.get("max_completion_tokens") or content.get("max_tokens")
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        limit = None
+    return BodyFacts(None if model in (None, "", names.AUTO_MODEL) else model, limit)
+
+
+def is_json(content_type: bytes | None) -> bool:
+    """Is a body of this content type JSON? A missing type counts as JSON (DESIGN §9)."""
+    if not content_type:
+        return True
+    media_type = content_type.split(b";", 1)[0].strip().lower()
+    return media_type == b"application/json" or media_type.endswith(b"+json")

@@ -1,0 +1,145 @@
+"""ext_proc messages in the shapes that we send and read, and nothing else.
+
+What repeats from request to request is serialised once: protobuf messages concatenate, so an answer is a prebuilt
+piece with the header mutations and a small piece with the dynamic metadata.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final, Literal
+
+from envoy.config.core.v3.base_pb2 import HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    CommonResponse,
+    HeaderMutation,
+    HttpHeaders,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+
+from recursant import names
+from recursant.problems import ApiProblem
+
+_OVERWRITE: Final = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_ATTRIBUTES: Final = "envoy.filters.http.ext_proc"
+
+Headers = tuple[tuple[str, str], ...]
+Phase = Literal["request_headers", "request_body", "response_headers"]
+
+
+def parse(message: bytes) -> ProcessingRequest:
+    """Parse one message of the stream.
+
+    Raises:
+        google.protobuf.message.DecodeError: the bytes are no ProcessingRequest.
+    """
+    return ProcessingRequest.FromString(message)
+
+
+def headers_of(message: HttpHeaders) -> dict[str, bytes]:
+    """The headers by lower-case name; of repeated ones the last. Envoy fills `raw_value`, other proxies `value`."""
+    return {header.key: header.raw_value or header.value.encode() for header in message.headers.headers}
+
+
+def upstream_address(request: ProcessingRequest) -> str | None:
+    """`ip:port` of the host that Envoy really used, from the attributes of a response-headers message."""
+    attributes = request.attributes
+    if _ATTRIBUTES not in attributes:
+        return None
+    fields = attributes[_ATTRIBUTES].fields
+    return fields["upstream.address"].string_value or None if "upstream.address" in fields else None
+
+
+def continue_piece(phase: Phase, set_headers: Headers, remove_headers: tuple[str, ...] = ()) -> bytes:
+    """Go on after the message of `phase`, with these mutations of the headers; bodies stay as they are."""
+    response = ProcessingResponse()
+    common: CommonResponse = getattr(response, phase).response
+    common.SetInParent()
+    if set_headers:
+        _set(common.header_mutation, set_headers)
+    if remove_headers:
+        common.header_mutation.remove_headers.extend(remove_headers)
+    return _serialised(response)
+
+
+continue_answer = lru_cache(maxsize=4_096)(continue_piece)
+"""The same, kept: for mutations that repeat from request to request."""
+
+
+def _serialised(response: ProcessingResponse) -> bytes:
+    data: bytes = response.SerializeToString()
+    return data
+
+
+def _ask_for_body() -> bytes:
+    response = ProcessingResponse()
+    response.request_headers.response.SetInParent()
+    response.mode_override.request_header_mode = ProcessingMode.SEND
+    response.mode_override.response_header_mode = ProcessingMode.SEND
+    response.mode_override.request_body_mode = ProcessingMode.BUFFERED
+    response.mode_override.response_trailer_mode = ProcessingMode.SEND
+    return _serialised(response)
+
+
+ASK_FOR_BODY: Final = _ask_for_body()
+"""The answer to the request headers that asks for the whole body before anything is decided."""
+
+
+def metadata_piece(fields: Mapping[str, str | int]) -> bytes:
+    """Dynamic metadata in our namespace, to be appended to an answer."""
+    response = ProcessingResponse()
+    namespace = response.dynamic_metadata.fields[names.METADATA_NAMESPACE].struct_value.fields
+    for key, value in fields.items():
+        if isinstance(value, str):
+            namespace[key].string_value = value
+        else:
+            namespace[key].number_value = value
+    return _serialised(response)
+
+
+def go_on(request: ProcessingRequest) -> bytes:
+    """The empty "continue" that fits a message. The oneof must be set even when empty, or Envoy drops the stream."""
+    response = ProcessingResponse()
+    match request.WhichOneof("request"):
+        case "request_headers":
+            response.request_headers.response.SetInParent()
+        case "request_body":
+            response.request_body.response.SetInParent()
+        case "response_headers":
+            response.response_headers.response.SetInParent()
+        case "response_body":
+            response.response_body.response.SetInParent()
+        case "request_trailers":
+            response.request_trailers.SetInParent()
+        case "response_trailers":
+            response.response_trailers.SetInParent()
+    return _serialised(response)
+
+
+def immediate(problem: ApiProblem, extra_headers: Iterable[tuple[str, str]] = ()) -> bytes:
+    """Answer the client now with an OpenAI-shaped error."""
+    headers = [("content-type", "application/json")]
+    if problem.retry_after_s is not None:
+        headers.append((names.RETRY_AFTER, str(problem.retry_after_s)))
+    headers.extend(extra_headers)
+    return immediate_answer(problem.status, headers, problem.body(), details=f"recursant_{problem.code}")
+
+
+def immediate_answer(status: int, headers: Iterable[tuple[str, str]], body: bytes, *, details: str) -> bytes:
+    """Answer the client now; `details` goes to the access log."""
+    response = ProcessingResponse()
+    answer = response.immediate_response
+    answer.status.code = status
+    _set(answer.headers, headers)
+    answer.body = body
+    answer.details = details
+    return _serialised(response)
+
+
+def _set(mutation: HeaderMutation, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add()
+        option.append_action = _OVERWRITE
+        option.header.key = name
+        option.header.raw_value = value.encode()

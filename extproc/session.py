@@ -1,0 +1,208 @@
+"""One ext_proc stream as a state machine, sans-IO: messages in, messages out (DESIGN §4.3).
+
+The stream lives as long as the request, so what a request holds in the fleet's counts is released when the stream
+ends, however it ends, exactly once.
+"""
+
+from enum import Enum, auto
+from typing import Final
+
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from google.protobuf.message import DecodeError
+
+from extproc import messages
+from extproc.body import read_json_body
+from extproc.gateway import Arrival, Decision, Gateway
+from extproc.stream import StreamError
+from recursant import names
+from recursant.problems import ApiProblem
+
+_READYZ: Final = b"/readyz"
+# Seconds that a client should wait where an upstream's 429 or 503 does not say.
+_DEFAULT_RETRY_AFTER: Final = "1"
+_RETRY_AFTER_STATUSES: Final = (b"429", b"503")
+
+
+class _State(Enum):
+    NEW = auto()
+    AWAITING_BODY = auto()
+    # Decided, or let through: the upstream has it.
+    SENT = auto()
+    # The response has begun.
+    ANSWERED = auto()
+    # We answered the client ourselves.
+    REFUSED = auto()
+    CLOSED = auto()
+
+
+class RequestSession:
+    """Decides one request and keeps its count until its stream ends."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._state = _State.NEW
+        self._arrival: Arrival | None = None
+        self._decision: Decision | None = None
+        # The row of the worker that the request counts at.
+        self._row: int | None = None
+        self._worker = ""
+        self._outcome = "cancelled"
+
+    def receive(self, message: bytes) -> bytes | None:
+        """Take one serialised `ProcessingRequest`; give the serialised answer. See `extproc.stream.Session`."""
+        try:
+            request = messages.parse(message)
+        except DecodeError as error:
+            raise StreamError("not a ProcessingRequest") from error
+        match request.WhichOneof("request"):
+            case "request_headers":
+                return self._request_headers(request)
+            case "request_body":
+                return self._request_body(request)
+            case "response_headers":
+                return self._response_headers(request)
+            case None:
+                raise StreamError("a ProcessingRequest without a request")
+            case _:
+                return messages.go_on(request)
+
+    def close(self) -> None:
+        """The stream is over: release what the request held, and count how it went."""
+        if self._state is _State.CLOSED:
+            return
+        seen = self._state is not _State.NEW and self._arrival is not None
+        self._state = _State.CLOSED
+        self._release()
+        if seen and self._arrival is not None:
+            self._gateway.recorder.request_finished(self._arrival.agent.agent, self._worker, self._outcome)
+
+    # --- the request ---
+
+    def _request_headers(self, request: ProcessingRequest) -> bytes:
+        if self._state is not _State.NEW:
+            raise StreamError("request headers twice")
+        began = self._gateway.clock()
+        headers = messages.headers_of(request.request_headers)
+        if headers.get(":path", b"").split(b"?", 1)[0] == _READYZ:
+            return self._readiness()
+        arrival = self._gateway.arrival(headers, has_body=not request.request_headers.end_of_stream)
+        if isinstance(arrival, ApiProblem):
+            return self._refuse(arrival)
+        self._arrival = arrival
+        if self._gateway.needs_body(arrival):
+            self._state = _State.AWAITING_BODY
+            return messages.ASK_FOR_BODY
+        decision = self._gateway.decide(arrival, None)
+        self._gateway.recorder.decided(self._gateway.clock() - began)
+        return self._send(arrival, decision, "request_headers")
+
+    def _request_body(self, request: ProcessingRequest) -> bytes:
+        # A body may come after it was decided on: an empty end of stream of its own, or a second one.
+        if self._state is not _State.AWAITING_BODY or self._arrival is None:
+            return messages.go_on(request)
+        began = self._gateway.clock()
+        facts = read_json_body(request.request_body.body)
+        if isinstance(facts, ApiProblem):
+            return self._refuse(facts)
+        decision = self._gateway.decide(self._arrival, facts)
+        self._gateway.recorder.decided(self._gateway.clock() - began)
+        return self._send(self._arrival, decision, "request_body")
+
+    def _send(self, arrival: Arrival, decision: Decision | ApiProblem, phase: messages.Phase) -> bytes:
+        if isinstance(decision, ApiProblem):
+            return self._refuse(decision)
+        self._state = _State.SENT
+        self._decision = decision
+        self._row = decision.rows[0]
+        self._worker = self._gateway.table.worker_id(self._row)
+        agent = arrival.agent
+        fixed = (
+            (names.WORKER_AGENT, agent.agent),
+            (names.WORKER_CLASS, agent.priority_class.label),
+            (names.WORKER_PRIORITY, str(agent.priority)),
+            # The list is walked to its end and no further (DESIGN §10).
+            ("x-envoy-max-retries", str(len(decision.rows) - 1)),
+        )
+        answer = messages.continue_answer(phase, fixed, names.AGENT_DESCRIPTION_HEADERS)
+        if arrival.request_headers:
+            # Headers of this request alone: a piece of their own, so that the kept one repeats.
+            answer += messages.continue_piece(phase, arrival.request_headers)
+        return answer + messages.metadata_piece(_metadata(decision))
+
+    def _refuse(self, problem: ApiProblem) -> bytes:
+        self._state = _State.REFUSED
+        self._outcome = "refused"
+        agent = names.NO_AGENT if self._arrival is None else self._arrival.agent.agent
+        return messages.immediate(problem, ((names.SERVED_AGENT, agent),))
+
+    def _readiness(self) -> bytes:
+        self._state = _State.REFUSED
+        problem = self._gateway.ready()
+        if problem is not None:
+            return messages.immediate(problem)
+        headers = (("content-type", "application/json"),)
+        return messages.immediate_answer(200, headers, b'{"status":"ready"}', details="recursant_ready")
+
+    # --- the response ---
+
+    def _response_headers(self, request: ProcessingRequest) -> bytes:
+        # Envoy's own answer to a request that never came to us (a CORS preflight, a body over the limit).
+        if self._state is not _State.SENT or self._arrival is None or self._decision is None:
+            return messages.go_on(request)
+        self._state = _State.ANSWERED
+        self._move_to(messages.upstream_address(request))
+        headers = messages.headers_of(request.response_headers)
+        status = headers.get(":status", b"")
+        self._outcome = _outcome(status)
+        agent = self._arrival.agent
+        added = [(names.SERVED_AGENT, agent.agent)]
+        if self._worker:
+            added.append((names.SERVED_BY, self._worker))
+        if self._decision.fallback is not None:
+            added.append((names.FALLBACK, self._decision.fallback))
+        if agent.clamped:
+            added.append((names.CLAMPED, ",".join(agent.clamped)))
+        if status in _RETRY_AFTER_STATUSES and names.RETRY_AFTER not in headers:
+            added.append((names.RETRY_AFTER, _DEFAULT_RETRY_AFTER))
+        return messages.continue_answer("response_headers", tuple(added))
+
+    def _move_to(self, endpoint: str | None) -> None:
+        """Move the count to the host that really served, after a retry; without one nobody did."""
+        table = self._gateway.table
+        row = None if endpoint is None else table.row_of_endpoint(endpoint)
+        if row == self._row:
+            return
+        self._release()
+        if row is not None:
+            table.acquire(row)
+            self._row = row
+            self._worker = table.worker_id(row)
+        else:
+            self._worker = ""
+
+    def _release(self) -> None:
+        if self._row is not None:
+            self._gateway.table.release(self._row)
+            self._row = None
+
+
+def _metadata(decision: Decision) -> dict[str, str | int]:
+    fields: dict[str, str | int] = {names.METADATA_ENDPOINTS: decision.endpoints}
+    if decision.model:
+        fields[names.METADATA_MODEL] = decision.model
+    if decision.allowed_models:
+        fields[names.METADATA_ALLOWED_MODELS] = decision.allowed_models
+    if decision.engine_priority is not None:
+        fields[names.METADATA_PRIORITY] = decision.engine_priority
+    return fields
+
+
+def _outcome(status: bytes) -> str:
+    """The class of an answer, as the metric names it."""
+    match status[:1]:
+        case b"1" | b"2" | b"3":
+            return "ok"
+        case b"4":
+            return "client_error"
+        case _:
+            return "server_error"
