@@ -1,0 +1,201 @@
+"""What extproc counts, and how Prometheus gets it.
+
+The request path touches plain integers only; `ExtProcCollector` turns them into metrics when somebody scrapes.
+Labels come from configured names and the fleet's worker ids, never from a client, and every table is bounded.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.transports.base import TransportStats
+
+# Seconds. The decision's bound is 3 ms and its aim 0.1 ms (SPEC C6), so that is where the resolution is.
+DECISION_BUCKETS: Final = (
+    0.00002,
+    0.00005,
+    0.0001,
+    0.0002,
+    0.0003,
+    0.0005,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.01,
+    0.05,
+    0.25,
+)
+# Series of one counter. A fleet whose workers come and go under new names reaches it; what is beyond is counted
+# under OTHER.
+MAX_SERIES: Final = 20_000
+OTHER: Final = "other"
+
+
+class Recorder:
+    """Counts what happens to requests. One per process, on the event loop's thread.
+
+    Args:
+        max_series: the most label combinations that a counter keeps apart.
+    """
+
+    def __init__(self, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
+        self._requests: dict[tuple[str, str, str], int] = {}
+        self._fallbacks: dict[tuple[str, str], int] = {}
+        # One more than the buckets: the last is +Inf.
+        self._decisions = [0] * (len(DECISION_BUCKETS) + 1)
+        self._decision_seconds = 0.0
+
+    def request_finished(self, agent: str, worker: str, outcome: str) -> None:
+        """A request is over.
+
+        Args:
+            agent: a configured agent id, or `names.NO_AGENT`.
+            worker: the worker that served it; empty where none did.
+            outcome: one of the session's own words.
+        """
+        key = (agent, worker, outcome)
+        requests = self._requests
+        try:
+            requests[key] += 1
+        except KeyError:
+            if len(requests) >= self._max_series:
+                key = (OTHER, OTHER, outcome)
+            requests[key] = requests.get(key, 0) + 1
+
+    def decided(self, seconds: float) -> None:
+        """A decision took `seconds`."""
+        self._decisions[bisect_left(DECISION_BUCKETS, seconds)] += 1
+        self._decision_seconds += seconds
+
+    def fallback_taken(self, agent: str, strategy: str) -> None:
+        """A request of `agent` went the way of `strategy`, a configured name."""
+        key = (agent, strategy)
+        fallbacks = self._fallbacks
+        if key not in fallbacks and len(fallbacks) >= self._max_series:
+            key = (OTHER, strategy)
+        fallbacks[key] = fallbacks.get(key, 0) + 1
+
+    def forget_worker(self, worker: str) -> None:
+        """Drop the series of a worker that left the fleet, so that departed names do not pile up."""
+        for key in [key for key in self._requests if key[1] == worker]:
+            del self._requests[key]
+
+    # The scrape runs on a thread of its own. Copies of dicts and lists are atomic under the interpreter lock, so the
+    # loop's thread never waits.
+
+    def requests(self) -> dict[tuple[str, str, str], int]:
+        """Finished requests by agent, worker and outcome; safe from any thread."""
+        return self._requests.copy()
+
+    def fallbacks(self) -> dict[tuple[str, str], int]:
+        """Fallbacks by agent and strategy; safe from any thread."""
+        return self._fallbacks.copy()
+
+    def decisions(self) -> tuple[list[int], float]:
+        """Decisions in each bucket, the last being +Inf, and the seconds they took together; safe from any thread."""
+        return self._decisions.copy(), self._decision_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What others know at the moment of a scrape.
+
+    Attributes:
+        inflight: requests of this process on each worker.
+        workers: workers by state.
+        snapshot_age_s: seconds since the last message from Redis.
+        redis_up: whether Redis is reachable.
+        transport: the transport's counters.
+    """
+
+    inflight: Mapping[str, int]
+    workers: Mapping[str, int]
+    snapshot_age_s: float
+    redis_up: bool
+    transport: TransportStats
+
+
+class ExtProcCollector(Collector):
+    """Everything that the extproc service exports (DESIGN §9, "Core metrics").
+
+    Args:
+        recorder: the counts of requests.
+        read_gauges: called on the scrape's thread, once a scrape.
+    """
+
+    def __init__(self, recorder: Recorder, read_gauges: Callable[[], Gauges]) -> None:
+        self._recorder = recorder
+        self._read_gauges = read_gauges
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now."""
+        gauges = self._read_gauges()
+        yield from self._counts()
+        yield from _states(gauges)
+        yield from _streams(gauges.transport)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not read gauges whose owners do not run yet."""
+        return iter(())
+
+    def _counts(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "recursant_requests", "Requests that are over.", labels=("agent", "worker", "outcome")
+        )
+        for labels, count in self._recorder.requests().items():
+            requests.add_metric(labels, count)
+        yield requests
+
+        fallbacks = CounterMetricFamily("recursant_fallbacks", "Fallbacks taken.", labels=("agent", "strategy"))
+        for names, count in self._recorder.fallbacks().items():
+            fallbacks.add_metric(names, count)
+        yield fallbacks
+
+        counts, seconds = self._recorder.decisions()
+        buckets = []
+        total = 0
+        for bound, count in zip((*map(str, DECISION_BUCKETS), "+Inf"), counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        decisions = HistogramMetricFamily("recursant_decision_seconds", "Time from a request's headers to its pick.")
+        decisions.add_metric((), buckets, seconds)
+        yield decisions
+
+
+def _states(gauges: Gauges) -> Iterator[Metric]:
+    inflight = GaugeMetricFamily(
+        "recursant_inflight_requests", "Requests of this process that are on a worker.", labels=("worker",)
+    )
+    for worker, count in gauges.inflight.items():
+        inflight.add_metric((worker,), count)
+    yield inflight
+
+    workers = GaugeMetricFamily("recursant_workers", "Workers that this process knows.", labels=("state",))
+    for state, count in gauges.workers.items():
+        workers.add_metric((state,), count)
+    yield workers
+
+    yield GaugeMetricFamily(
+        "recursant_snapshot_age_seconds", "Time since the last message from Redis.", value=gauges.snapshot_age_s
+    )
+    yield GaugeMetricFamily("recursant_redis_up", "1 while Redis is reachable.", value=int(gauges.redis_up))
+
+
+def _streams(stats: TransportStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "recursant_extproc_connections", "Connections of the lean transport.", value=stats.connections_open
+    )
+    yield GaugeMetricFamily("recursant_extproc_streams", "ext_proc streams now.", value=stats.streams_open)
+    yield CounterMetricFamily(
+        "recursant_extproc_streams_begun", "ext_proc streams ever begun.", value=stats.streams_total
+    )
+    errors = CounterMetricFamily("recursant_extproc_errors", "Errors of the transport, by kind.", labels=("kind",))
+    for kind, count in stats.errors.copy().items():
+        errors.add_metric((kind,), count)
+    yield errors

@@ -1,0 +1,1 @@
+"""How ext_proc streams reach a session: `lean` speaks HTTP/2 itself, `grpcio` leaves that to gRPC's library."""
