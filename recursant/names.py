@@ -61,6 +61,9 @@ METADATA_SELECTED: Final = "selected"  # Envoy writes the host it really picked
 METADATA_MODEL: Final = "model"
 METADATA_ALLOWED_MODELS: Final = "allowed_models"
 METADATA_PRIORITY: Final = "priority"  # vLLM's own order: smaller = sooner
+# Lua's mark on requests that came past ext_proc with nothing decided, and the log that tells the control plane.
+METADATA_FAIL_OPEN: Final = "fail_open"
+FAIL_OPEN_LOG: Final = "recursant_fail_open"
 # Endpoint metadata that Envoy's own subset policy matches when extproc is away.
 LB_NAMESPACE: Final = "envoy.lb"
 LB_MODEL: Final = "model"
