@@ -4,6 +4,7 @@ The stream lives as long as the request, so what a request holds in the fleet's 
 ends, however it ends, exactly once.
 """
 
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
@@ -13,7 +14,7 @@ from google.protobuf.message import DecodeError
 from extproc import messages
 from extproc.body import read_json_body
 from extproc.gateway import Arrival, Decision, Gateway
-from extproc.stream import StreamError
+from extproc.stream import SessionFactory, StreamError
 from recursant import names
 from recursant.problems import ApiProblem
 
@@ -206,3 +207,12 @@ def _outcome(status: bytes) -> str:
             return "client_error"
         case _:
             return "server_error"
+
+
+def sessions(gateway: Gateway) -> SessionFactory:
+    """What a transport makes the sessions of its streams with."""
+
+    def of_stream(_send: Callable[[bytes], None]) -> RequestSession:
+        return RequestSession(gateway)
+
+    return of_stream
