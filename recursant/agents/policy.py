@@ -13,8 +13,10 @@ AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 FALLBACKS = ("queue_and_retry", "drop", "round_robin", "reject", "degrade_to_<family>")
 _FALLBACK = re.compile(r"^(?:queue_and_retry|drop|round_robin|reject|degrade_to_[A-Za-z0-9][A-Za-z0-9._-]{0,63})$")
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+# Beyond any time, memory or length that makes sense, and within what protocols can carry.
+_MOST = 1_000_000_000
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Positive = Annotated[int, Field(ge=1, le=_MOST)]
 
 
 class AgentPolicy(BaseModel):
@@ -25,7 +27,13 @@ class AgentPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    agent_id: Annotated[str, Field(pattern=AGENT_ID_PATTERN)]
+    agent_id: Annotated[
+        str,
+        Field(
+            pattern=AGENT_ID_PATTERN,
+            json_schema_extra={"allowed": "1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"},
+        ),
+    ]
     # The family of models ("qwen"); absent: whatever model the request names.
     model_family: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     # The concrete model that "auto" becomes; absent: the worker's first of the family.

@@ -4,16 +4,59 @@ These models say what is allowed; `recursant.config.load` reads files and turns 
 with file, line, field, value and what is allowed.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from recursant import names
 from recursant.agents.policy import AgentPolicy
+from recursant.config import syntax
+
+# No time here makes sense beyond a day, and Envoy's durations are bounded too.
+DAY_MS = 86_400_000
 
 Port = Annotated[int, Field(ge=1, le=65535)]
-Milliseconds = Annotated[int, Field(ge=0)]
-Name = Annotated[str, Field(min_length=1, max_length=128)]
+Milliseconds = Annotated[int, Field(ge=0, le=DAY_MS)]
+PositiveMilliseconds = Annotated[int, Field(ge=1, le=DAY_MS)]
+# Ids, model names and families go into headers and comma-separated lists.
+Name = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^\s,\x00-\x1f\x7f]+$",
+        json_schema_extra={"allowed": "1 to 128 characters, no spaces and no commas"},
+    ),
+]
+Host = Annotated[
+    str, AfterValidator(syntax.check_host), Field(json_schema_extra={"allowed": "a host name or an IP address"})
+]
+Path = Annotated[
+    str,
+    Field(
+        pattern=r"^/[^?#\s]*$",
+        max_length=256,
+        json_schema_extra={"allowed": "a path that begins with /, at most 256 characters, no query"},
+    ),
+]
+ListenAddress = Annotated[
+    str,
+    AfterValidator(syntax.check_listen_address),
+    Field(json_schema_extra={"allowed": "unix:/absolute/path, host:port or [IPv6]:port"}),
+]
+RedisUrl = Annotated[
+    str,
+    AfterValidator(syntax.check_redis_url),
+    Field(json_schema_extra={"allowed": "redis://…, rediss://… or unix:///path"}),
+]
 _T = TypeVar("_T")
 # YAML gives lists; strict mode alone would insist on tuples.
 Sequence = Annotated[tuple[_T, ...], Field(strict=False)]
@@ -22,14 +65,15 @@ Sequence = Annotated[tuple[_T, ...], Field(strict=False)]
 class Section(BaseModel):
     """A part of the configuration: frozen, strict about types, no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Values stay out of pydantic's own error texts: one of them may be a password.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
 class ScoreWeights(Section):
     """Weights of the terms of the score (SPEC C2)."""
 
-    token_rate: Annotated[float, Field(ge=0)] = 0.6
-    queue: Annotated[float, Field(ge=0)] = 0.4
+    token_rate: Annotated[float, Field(ge=0, le=1_000_000)] = 0.6
+    queue: Annotated[float, Field(ge=0, le=1_000_000)] = 0.4
 
     @model_validator(mode="after")
     def _some_weight(self) -> "ScoreWeights":
@@ -44,7 +88,7 @@ class Routing(Section):
     # What happens to a request that names no known agent.
     default_fallback: Literal["round_robin", "reject"] = "round_robin"
     # Arrival to first response byte, for requests whose agent sets none.
-    timeout_ms: Annotated[int, Field(ge=1)] = 15_000
+    timeout_ms: PositiveMilliseconds = 15_000
     weights: ScoreWeights = ScoreWeights()
     # Length of the ordered list that Envoy walks; each step after the first is a retry.
     candidates: Annotated[int, Field(ge=1, le=8)] = 3
@@ -57,16 +101,28 @@ class StaticModel(Section):
     family: Name | None = None
 
 
+def _model_entry_form(entry: Any) -> str:
+    return MODEL_DETAILS if isinstance(entry, dict | StaticModel) else MODEL_NAME
+
+
+# Which of its two forms an entry of `models` has; pydantic puts it into the location of errors.
+MODEL_NAME = "<name>"
+MODEL_DETAILS = "<details>"
+ModelEntry = Annotated[
+    Annotated[Name, Tag(MODEL_NAME)] | Annotated[StaticModel, Tag(MODEL_DETAILS)], Discriminator(_model_entry_form)
+]
+
+
 class StaticWorker(Section):
     """A worker that the configuration names; the control plane scrapes it from outside."""
 
-    host: Annotated[str, Field(min_length=1, max_length=253)]
+    host: Host
     port: Port = 8000
     id: Name | None = None
-    models: Sequence[Name | StaticModel] = ()
+    models: Sequence[ModelEntry] = ()
     exclusive: bool = False
-    capacity_tokens: Annotated[int, Field(ge=1)] | None = None
-    scrape_interval_ms: Annotated[int, Field(ge=100)] = 1_000
+    capacity_tokens: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    scrape_interval_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 1_000
 
     @property
     def worker_id(self) -> str:
@@ -77,10 +133,10 @@ class StaticWorker(Section):
 class PathEntry(Section):
     """A request path that names the agent for clients that send no `X-Agent-ID` (SPEC A6)."""
 
-    path: Annotated[str, Field(pattern=r"^/[^?#\s]*$", max_length=256)]
+    path: Path
     agent_id: Name
     # The path the worker sees.
-    rewrite: Annotated[str, Field(pattern=r"^/[^?#\s]*$", max_length=256)] = "/v1/chat/completions"
+    rewrite: Path = "/v1/chat/completions"
     # May a client's own X-Agent-ID win here?
     allow_client_agent: bool = False
 
@@ -88,21 +144,25 @@ class PathEntry(Section):
 class FamilyPattern(Section):
     """Names the family of every model whose last path part matches the regular expression, ignoring case."""
 
-    pattern: Annotated[str, Field(min_length=1, max_length=256)]
+    pattern: Annotated[
+        str,
+        AfterValidator(syntax.check_regex),
+        Field(min_length=1, max_length=256, json_schema_extra={"allowed": "a regular expression of Python"}),
+    ]
     family: Name
 
 
 class Limits(Section):
     """Bounds on what a client may send."""
 
-    body_bytes: Annotated[int, Field(ge=1_024)] = 10 * 1024 * 1024
+    body_bytes: Annotated[int, Field(ge=1_024, le=1024**3)] = 10 * 1024 * 1024
     agent_meta_bytes: Annotated[int, Field(ge=64, le=65_536)] = 4_096
     session_id_bytes: Annotated[int, Field(ge=16, le=4_096)] = 256
     request_id_bytes: Annotated[int, Field(ge=16, le=4_096)] = 128
     # The whole body must have arrived by then.
-    body_timeout_ms: Annotated[int, Field(ge=100)] = 60_000
+    body_timeout_ms: Annotated[int, Field(ge=100, le=DAY_MS)] = 60_000
     # A response that sends nothing for that long is cut; a running stream never is.
-    idle_timeout_ms: Annotated[int, Field(ge=1_000)] = 600_000
+    idle_timeout_ms: Annotated[int, Field(ge=1_000, le=DAY_MS)] = 600_000
     workers: Annotated[int, Field(ge=1, le=100_000)] = 10_000
 
 
@@ -110,15 +170,15 @@ class Cors(Section):
     """Browsers that may call the gateway. An empty list switches CORS off."""
 
     allow_origins: Sequence[str] = ("*",)
-    max_age_s: Annotated[int, Field(ge=0)] = 600
+    max_age_s: Annotated[int, Field(ge=0, le=86_400)] = 600
 
 
 class Gateway(Section):
     """Envoy's own listeners."""
 
-    host: str = names.LOOPBACK
+    host: Host = names.LOOPBACK
     port: Port = names.GATEWAY_PORT
-    admin_host: str = names.LOOPBACK
+    admin_host: Host = names.LOOPBACK
     admin_port: Port = names.ENVOY_ADMIN_PORT
     cors: Cors = Cors()
 
@@ -127,38 +187,40 @@ class ExtProc(Section):
     """Where Envoy reaches the ext_proc service, and how long it waits."""
 
     # "unix:/path" or "host:port"; one for each process.
-    listen: Sequence[str] = ("unix:/run/recursant/extproc.sock",)
-    message_timeout_ms: Annotated[int, Field(ge=1)] = 250
+    listen: Annotated[tuple[ListenAddress, ...], Field(strict=False, min_length=1)] = (
+        "unix:/run/recursant/extproc.sock",
+    )
+    message_timeout_ms: PositiveMilliseconds = 250
     # The longest hold that extproc may ask for.
-    max_message_timeout_ms: Annotated[int, Field(ge=1)] = 300_000
-    metrics_host: str = names.LOOPBACK
+    max_message_timeout_ms: PositiveMilliseconds = 300_000
+    metrics_host: Host = names.LOOPBACK
     metrics_port: Port = names.EXTPROC_METRICS_PORT
 
 
 class Xds(Section):
     """The ADS server."""
 
-    host: str = names.LOOPBACK
+    host: Host = names.LOOPBACK
     port: Port = names.XDS_PORT
     # Changes within this time are pushed together.
     debounce_ms: Annotated[int, Field(ge=0, le=10_000)] = 100
     # A client that has not answered a push by then is reported as stale.
-    ack_timeout_ms: Annotated[int, Field(ge=100)] = 10_000
-    metrics_host: str = names.LOOPBACK
+    ack_timeout_ms: Annotated[int, Field(ge=100, le=DAY_MS)] = 10_000
+    metrics_host: Host = names.LOOPBACK
     metrics_port: Port = names.XDS_METRICS_PORT
 
 
 class Api(Section):
     """The control API."""
 
-    host: str = names.LOOPBACK
+    host: Host = names.LOOPBACK
     port: Port = names.API_PORT
 
 
 class Redis(Section):
     """The shared state. `recursant up` starts an embedded server when the URL is absent."""
 
-    url: str | None = None
+    url: RedisUrl | None = None
 
     def __repr__(self) -> str:
         return "Redis(url=***)" if self.url else "Redis(url=None)"
@@ -170,11 +232,11 @@ class Liveness(Section):
     """When a worker that does not report is taken out (SPEC B2)."""
 
     missed_beats: Annotated[int, Field(ge=1, le=100)] = 3
-    min_silence_ms: Annotated[int, Field(ge=1)] = 600
+    min_silence_ms: PositiveMilliseconds = 600
     # After the reader's Redis link healed, or the fleet fell silent at once, nobody is judged for this long.
     grace_ms: Milliseconds = 2_000
     # A worker missing for this long is forgotten.
-    forget_after_ms: Annotated[int, Field(ge=1_000)] = 600_000
+    forget_after_ms: Annotated[int, Field(ge=1_000, le=30 * DAY_MS)] = 600_000
 
 
 DEFAULT_PATHS = (
@@ -199,13 +261,6 @@ class Config(Section):
     api: Api = Api()
     redis: Redis = Redis()
     liveness: Liveness = Liveness()
-
-    @field_validator("extproc")
-    @classmethod
-    def _some_listener(cls, value: ExtProc) -> ExtProc:
-        if not value.listen:
-            raise ValueError("extproc.listen needs at least one address")
-        return value
 
     @property
     def path_entries(self) -> tuple[PathEntry, ...]:
