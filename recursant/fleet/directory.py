@@ -1,0 +1,149 @@
+"""The fleet, live: follows the reports in Redis and tells its subscribers of every change."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from recursant.config.model import Config
+from recursant.fleet.registry import Gone, Registry, Update
+from recursant.fleet.resolve import HostResolver
+from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.store.quiet_log import QuietLog
+from recursant.store.workers import LinkDown, LinkUp, Report, Snapshot, StoreError, StoreEvent, WorkerStore
+
+# How often silence is looked at. Seconds.
+TICK_S: Final = 0.05
+# Departures waiting to be taken out of Redis; one that finds no room is taken out at its next turn.
+MAX_FORGOTTEN: Final = 1_024
+
+_log = logging.getLogger(__name__)
+
+
+class FleetDirectory:
+    """Every worker that the control plane knows, kept up to date by `run`.
+
+    Without Redis, or while it is away, what is known stays and the configured workers serve.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Take the configured workers; connect to nothing yet.
+
+        Raises:
+            ValueError: `redis.url` is not a URL of Redis.
+        """
+        self._registry = Registry(config)
+        self._store = WorkerStore(config.redis.url) if config.redis.url else None
+        self._resolver = HostResolver(self._registry.names, self._resolved)
+        self._on_record: list[Callable[[WorkerRecord], None]] = []
+        self._on_gone: list[Callable[[str], None]] = []
+        self._forgotten: asyncio.Queue[str] = asyncio.Queue(MAX_FORGOTTEN)
+        self._redis_up = False
+        self._loaded = False
+        self._limit = config.limits.workers
+        self._refusals = QuietLog(_log)
+
+    @property
+    def records(self) -> Mapping[str, WorkerRecord]:
+        """The newest record of every worker, by id."""
+        return self._registry.records
+
+    @property
+    def loaded(self) -> bool:
+        """The fleet is known: from Redis, or as far as it can be without, because Redis was found away."""
+        return self._loaded
+
+    @property
+    def redis_up(self) -> bool:
+        """Redis answers now."""
+        return self._redis_up
+
+    def snapshot_age_s(self, now: float) -> float:
+        """Seconds since the last message of any kind from Redis; infinite before the first."""
+        return now - self._registry.last_heard
+
+    def subscribe(self, on_record: Callable[[WorkerRecord], None], on_gone: Callable[[str], None]) -> None:
+        """Be told of every worker now, of every new record (each beat brings one), and of every departure.
+
+        The callbacks run on the event loop and should be cheap.
+        """
+        self._on_record.append(on_record)
+        self._on_gone.append(on_gone)
+        for record in self.records.values():
+            on_record(record)
+
+    async def run(self) -> None:
+        """Follow the fleet until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._resolver.run())
+            if self._store is None:
+                self._link_down("no redis.url is configured")
+            else:
+                tasks.create_task(self._follow(self._store))
+                tasks.create_task(self._judge())
+                tasks.create_task(self._clean_up(self._store))
+
+    async def _follow(self, store: WorkerStore) -> None:
+        try:
+            async with contextlib.aclosing(store.watch()) as events:
+                async for event in events:
+                    self._take(event)
+        finally:
+            await store.close()
+
+    def _take(self, event: StoreEvent) -> None:
+        now = time.monotonic()
+        match event:
+            case Report(state):
+                self._tell(self._registry.observe(state, now))
+            case Snapshot(states):
+                self._tell(self._registry.load(states, now))
+                self._loaded = True
+            case LinkUp():
+                _log.info("following the workers in Redis")
+                self._redis_up = True
+                self._registry.link_up(now)
+            case LinkDown(reason):
+                self._link_down(reason)
+            case _:
+                self._registry.heard(now)
+        if self._registry.refused:
+            self._refusals.warning("ignoring workers beyond limits.workers (%d)", self._limit)
+            self._registry.refused = 0
+
+    def _link_down(self, reason: str) -> None:
+        _log.warning("going on without Redis, on what is known: %s", reason)
+        self._redis_up = False
+        self._loaded = True
+        self._tell(self._registry.link_down(time.monotonic()))
+
+    async def _judge(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._tell(self._registry.tick(time.monotonic()))
+
+    async def _clean_up(self, store: WorkerStore) -> None:
+        while True:
+            worker_id = await self._forgotten.get()
+            with contextlib.suppress(StoreError):
+                await store.forget(worker_id)
+
+    def _resolved(self, name: str, addresses: Sequence[str]) -> None:
+        self._tell(self._registry.resolved(name, addresses))
+
+    def _tell(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            if isinstance(update, Gone):
+                _log.info("worker %s is gone", update.worker_id)
+                if update.forgotten:
+                    with contextlib.suppress(asyncio.QueueFull):
+                        self._forgotten.put_nowait(update.worker_id)
+                for on_gone in self._on_gone:
+                    on_gone(update.worker_id)
+            else:
+                if update.status is WorkerStatus.UNRESOLVED:
+                    self._resolver.wake()
+                for on_record in self._on_record:
+                    on_record(update)

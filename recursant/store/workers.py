@@ -1,0 +1,271 @@
+"""The workers' reports in Redis: written, loaded, followed. Only commands of Redis 7.0.
+
+Every wait is bounded: nobody hangs here because Redis does.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from recursant.store.backoff import Backoff
+from recursant.store.codec import decode, encode
+from recursant.store.keys import WORKER_EVENTS, WORKERS
+from recursant.store.quiet_log import QuietLog
+from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
+
+# A Redis on the same network answers within a millisecond; one that needs this long is as good as away.
+TIMEOUT_S: Final = 1.0
+# For the whole hash, which may be megabytes.
+LOAD_TIMEOUT_S: Final = 5.0
+# Connections for commands; more callers than that wait for one, at most TIMEOUT_S.
+MAX_CONNECTIONS: Final = 16
+# The channel is asked for a sign of life when it was quiet for this long: well within the 600 ms of silence that
+# make a worker missing, so that a hung server is never taken for a silent worker.
+PING_AFTER_S: Final = 0.1
+# Quiet for this long in spite of that: the link is down.
+DEAD_AFTER_S: Final = 2.0
+# The hash is read again after this long, plus up to as much by chance: whatever a lost message changed heals then.
+RELOAD_AFTER_S: Final = 5.0
+RECONNECT_FIRST_S: Final = 0.1
+# Below the grace period of liveness, so that readers and workers are back before anybody is judged.
+RECONNECT_LONGEST_S: Final = 1.0
+
+# Reports decoded before others get their turn.
+_LOAD_SLICE: Final = 100
+# TimeoutError is an OSError.
+_REDIS_ERRORS: Final = (RedisError, OSError)
+_STOPPED: Final = WorkerPhase.WORKER_PHASE_STOPPED
+_log = logging.getLogger(__name__)
+
+
+class StoreError(Exception):
+    """Redis cannot be reached, does not answer in time, or refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """The store answers and is followed; a `Snapshot` comes next."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The store is away. What is known stays; `LinkUp` comes when it is back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The last report of every worker in the store."""
+
+    states: list[WorkerState]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report, as it was published."""
+
+    state: WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The store answered although no worker had anything to say."""
+
+
+StoreEvent = LinkUp | LinkDown | Snapshot | Report | Alive
+
+
+class WorkerStore:
+    """What the product does with workers in Redis. Connects when first used."""
+
+    def __init__(self, url: str) -> None:
+        """Take the URL of the server: `redis://`, `rediss://` or `unix://`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        self._pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            socket_keepalive=True,
+            protocol=2,
+            # Callers decide about trying again: they know what is still worth sending.
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._redis: Redis = Redis(connection_pool=self._pool)
+        self._malformed = QuietLog(_log)
+
+    async def publish(self, state: WorkerState) -> None:
+        """Write a report and tell the readers, in one round trip. STOPPED takes the worker out of the hash.
+
+        Raises:
+            StoreError: it may not have arrived.
+            ValueError: the report is not valid; names the field.
+        """
+        data = encode(state)
+        async with _bounded(TIMEOUT_S), self._redis.pipeline(transaction=False) as pipe:
+            if state.phase == _STOPPED:
+                pipe.hdel(WORKERS, state.id)
+            else:
+                pipe.hset(WORKERS, state.id, data)
+            pipe.publish(WORKER_EVENTS, data)
+            await pipe.execute()
+
+    async def load(self) -> list[WorkerState]:
+        """The last report of every worker; what cannot be read is left out with a warning.
+
+        Raises:
+            StoreError: the hash cannot be read.
+        """
+        async with _bounded(LOAD_TIMEOUT_S):
+            entries = cast("dict[bytes, bytes]", await self._redis.hgetall(WORKERS))
+        states: list[WorkerState] = []
+        for number, (worker_id, data) in enumerate(entries.items()):
+            if number % _LOAD_SLICE == 0:
+                await asyncio.sleep(0)
+            state = self._decode(data)
+            if state is None:
+                continue
+            if state.id.encode() != worker_id:
+                self._malformed.warning(
+                    "ignoring the report under %.200r: it says to be of %.200r", worker_id, state.id
+                )
+            else:
+                states.append(state)
+        return states
+
+    async def forget(self, worker_id: str) -> None:
+        """Take a worker that is gone for good out of the hash. One that lives is back there with its next report.
+
+        Raises:
+            StoreError: it may still be there.
+        """
+        async with _bounded(TIMEOUT_S):
+            await self._redis.hdel(WORKERS, worker_id)
+
+    async def watch(self) -> AsyncGenerator[StoreEvent, None]:
+        """Follow the workers for ever, over every loss of the server.
+
+        Begins with `LinkUp` or `LinkDown`. Close it (`contextlib.aclosing`) when done.
+        """
+        backoff = Backoff(RECONNECT_FIRST_S, RECONNECT_LONGEST_S)
+        told_down = False
+        while True:
+            pubsub = self._redis.pubsub()
+            try:
+                await self._subscribe(pubsub)
+                # After the subscription, so that nothing falls between the two.
+                states = await self.load()
+                backoff.reset()
+                told_down = False
+                yield LinkUp()
+                yield Snapshot(states)
+                pace = _Pace(time.monotonic())
+                while True:
+                    message = await pubsub.get_message(timeout=PING_AFTER_S)
+                    now = time.monotonic()
+                    if message is not None:
+                        pace.heard(now)
+                        yield self._event(message)
+                    if pace.ping_due(now):
+                        await pubsub.ping()
+                    if pace.reload_due(now):
+                        yield Snapshot(await self.load())
+            except (StoreError, *_REDIS_ERRORS) as error:
+                if not told_down:
+                    told_down = True
+                    yield LinkDown(_reason(error))
+            finally:
+                with contextlib.suppress(*_REDIS_ERRORS):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]
+            await asyncio.sleep(backoff.next())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        # A server that hangs is not waited for.
+        with contextlib.suppress(*_REDIS_ERRORS):
+            await self._redis.aclose()
+            await self._pool.aclose()
+
+    async def _subscribe(self, pubsub: PubSub) -> None:
+        async with _bounded(TIMEOUT_S):
+            await pubsub.subscribe(WORKER_EVENTS)
+            if await pubsub.get_message(timeout=TIMEOUT_S) is None:
+                raise StoreError("no answer to SUBSCRIBE")
+
+    def _event(self, message: dict[str, Any]) -> StoreEvent:
+        if message["type"] != "message":
+            return Alive()
+        state = self._decode(message["data"])
+        return Alive() if state is None else Report(state)
+
+    def _decode(self, data: bytes) -> WorkerState | None:
+        try:
+            return decode(data)
+        except ValueError as error:
+            self._malformed.warning("ignoring a malformed report in Redis: %.300s", error)
+            return None
+
+
+class _Pace:
+    """When one connection is to be asked for a sign of life, given up, or the hash read again."""
+
+    def __init__(self, now: float) -> None:
+        self._heard = now
+        self._pinged = now
+        self._reload_at = now
+        self._plan_reload(now)
+
+    def heard(self, now: float) -> None:
+        self._heard = now
+
+    def ping_due(self, now: float) -> bool:
+        """Is it time to ask?
+
+        Raises:
+            StoreError: the server was asked, and silent for too long.
+        """
+        if now - self._heard >= DEAD_AFTER_S:
+            raise StoreError(f"no answer for {DEAD_AFTER_S:g} s")
+        if now - max(self._heard, self._pinged) < PING_AFTER_S:
+            return False
+        self._pinged = now
+        return True
+
+    def reload_due(self, now: float) -> bool:
+        if now < self._reload_at:
+            return False
+        self._plan_reload(now)
+        return True
+
+    def _plan_reload(self, now: float) -> None:
+        self._reload_at = now + RELOAD_AFTER_S * random.uniform(1.0, 2.0)
+
+
+@contextlib.asynccontextmanager
+async def _bounded(seconds: float) -> AsyncIterator[None]:
+    """An exchange with Redis that takes at most this long; everything that goes wrong is a StoreError."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except _REDIS_ERRORS as error:
+        raise StoreError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
