@@ -1,0 +1,1 @@
+"""What runs beside or inside a worker, or looks at it from outside: reporting and scraping."""
