@@ -47,8 +47,8 @@ def discovered_filters(config: Config) -> dict[str, core.TypedExtensionConfig]:
     """The ECDS resources by name."""
     return {
         names.EXTPROC_FILTER: extension(names.EXTPROC_FILTER, _ext_proc(config)),
-        names.LUA_AGENT_FILTER: extension(names.LUA_AGENT_FILTER, _lua("agent", clear_route_cache=True)),
-        names.LUA_BODY_FILTER: extension(names.LUA_BODY_FILTER, _lua("body", clear_route_cache=False)),
+        names.LUA_AGENT_FILTER: extension(names.LUA_AGENT_FILTER, _lua("agent")),
+        names.LUA_BODY_FILTER: extension(names.LUA_BODY_FILTER, _lua("body")),
     }
 
 
@@ -68,11 +68,12 @@ def _source(script: str) -> str:
     return envoy_file(f"lua/{script}.lua").read_text(encoding="utf-8")
 
 
-def _lua(script: str, *, clear_route_cache: bool) -> lua.Lua:
+def _lua(script: str) -> lua.Lua:
     return lua.Lua(
         default_source_code=core.DataSource(inline_string=_source(script)),
         stat_prefix=script,
-        clear_route_cache=clear_route_cache,
+        # Routes do not depend on what the scripts change: a path that names an agent is that agent's route already.
+        clear_route_cache=False,
     )
 
 
