@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recursant.fleet.slots import Slots
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
 
@@ -23,6 +24,8 @@ Rows = NDArray[np.intp]
 DEFAULT_MAX_NUM_SEQS: Final = 256.0
 # Weight of the newest token rate in a busy worker's learnt peak: about the last ten beats count.
 PEAK_RATE_SMOOTHING: Final = 0.1
+# Workers that a table holds where nothing else is said (`limits.workers`).
+DEFAULT_CAPACITY: Final = 10_000
 # Candidate sets kept between changes of the fleet; each belongs to a family or a model name of the fleet.
 _MAX_CACHED_SETS: Final = 1_024
 _UNKNOWN: Final = math.nan
@@ -33,7 +36,7 @@ class Fact(IntEnum):
 
     # Running and waiting requests, as last reported.
     REPORTED = 0
-    # Requests that this replica has in flight there.
+    # Requests that this host's extproc processes have in flight there.
     IN_FLIGHT = 1
     # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
     IN_FLIGHT_AT_BEAT = 2
@@ -68,17 +71,18 @@ class CandidateSet:
 
 
 class FleetTable:
-    """All workers that the control plane knows, usable or not, with this replica's in-flight counts."""
+    """All workers that the control plane knows, usable or not, with what is in flight at each.
 
-    def __init__(self) -> None:
+    Args:
+        slots: where the in-flight counts are kept; by default in this process alone.
+    """
+
+    def __init__(self, slots: Slots | None = None) -> None:
+        self._slots = Slots(DEFAULT_CAPACITY) if slots is None else slots
         self._facts: Facts = np.full((len(Fact), 16), _UNKNOWN)
-        self._facts[Fact.IN_FLIGHT : Fact.IN_FLIGHT_AT_BEAT + 1] = 0
         self._records: list[WorkerRecord | None] = [None] * 16
         self._row_of: dict[str, int] = {}
         self._row_of_endpoint: dict[str, int] = {}
-        # Rows of workers that left while requests were still in flight there.
-        self._retired: dict[str, int] = {}
-        self._free: list[int] = list(range(15, -1, -1))
         self._sets: dict[tuple[str, str, frozenset[str]], CandidateSet] = {}
         self._families: dict[str, frozenset[str]] = {}
 
@@ -101,10 +105,7 @@ class FleetTable:
         if row is None:
             return
         self._records[row] = None
-        if self._facts[Fact.IN_FLIGHT, row] > 0:
-            self._retired[worker_id] = row
-        else:
-            self._free.append(row)
+        self._slots.release_claim(row)
         self._layout_changed()
 
     # --- what a pick reads ---
@@ -124,7 +125,9 @@ class FleetTable:
 
     def facts(self, rows: Rows) -> Facts:
         """A copy of the facts of `rows`: shape (len(Fact), len(rows))."""
-        return self._facts[:, rows]
+        facts: Facts = self._facts[:, rows]
+        facts[Fact.IN_FLIGHT] = self._slots.totals(rows)
+        return facts
 
     def endpoint(self, row: int) -> str:
         """`ip:port` of a candidate."""
@@ -164,25 +167,23 @@ class FleetTable:
 
     def acquire(self, row: int) -> None:
         """Count one more request in flight at the worker in `row`."""
-        self._facts[Fact.IN_FLIGHT, row] += 1
+        self._slots.add(row, 1)
 
     def release(self, row: int) -> None:
-        """Count one less. The caller does it exactly once for each `acquire`."""
-        left = self._facts[Fact.IN_FLIGHT, row] - 1
-        if left < 0:
-            raise ValueError(f"row {row} was released more often than acquired")
-        self._facts[Fact.IN_FLIGHT, row] = left
-        if left == 0 and self._records[row] is None:
-            for worker_id, retired in self._retired.items():
-                if retired == row:
-                    del self._retired[worker_id]
-                    self._free.append(row)
-                    break
+        """Count one less. The caller does it exactly once for each `acquire`.
+
+        Raises:
+            ValueError: it was released more often than acquired.
+        """
+        self._slots.add(row, -1)
 
     def in_flight(self) -> dict[str, int]:
-        """This replica's in-flight requests by worker id, workers that left included."""
-        counts = self._facts[Fact.IN_FLIGHT]
-        return {worker_id: int(counts[row]) for worker_id, row in (self._row_of | self._retired).items()}
+        """This process's in-flight requests by worker id, of the workers that are known."""
+        return {worker_id: self._slots.own(row) for worker_id, row in self._row_of.items()}
+
+    def in_flight_total(self) -> int:
+        """All in-flight requests of this process, those at workers that left included."""
+        return self._slots.own_total()
 
     def statuses(self) -> dict[WorkerStatus, int]:
         """How many workers are in each status."""
@@ -196,28 +197,19 @@ class FleetTable:
     # --- inside ---
 
     def _allot(self, worker_id: str) -> int:
-        row = self._retired.pop(worker_id, None)
-        if row is None:
-            if not self._free:
-                self._grow()
-            row = self._free.pop()
-            self._facts[:, row] = _UNKNOWN
-            self._facts[Fact.IN_FLIGHT : Fact.IN_FLIGHT_AT_BEAT + 1, row] = 0
+        row = self._slots.claim(worker_id)
+        while row >= len(self._records):
+            more = np.full_like(self._facts, _UNKNOWN)
+            self._facts = np.concatenate([self._facts, more], axis=1)
+            self._records.extend([None] * len(self._records))
+        self._facts[:, row] = _UNKNOWN
         self._row_of[worker_id] = row
         return row
-
-    def _grow(self) -> None:
-        size = self._facts.shape[1]
-        more = np.full_like(self._facts, _UNKNOWN)
-        more[Fact.IN_FLIGHT : Fact.IN_FLIGHT_AT_BEAT + 1] = 0
-        self._facts = np.concatenate([self._facts, more], axis=1)
-        self._records.extend([None] * size)
-        self._free.extend(range(2 * size - 1, size - 1, -1))
 
     def _write_facts(self, row: int, state: WorkerState, *, afresh: bool) -> None:
         column = self._facts[:, row]
         column[Fact.REPORTED] = state.running_requests + state.waiting_requests
-        column[Fact.IN_FLIGHT_AT_BEAT] = column[Fact.IN_FLIGHT]
+        column[Fact.IN_FLIGHT_AT_BEAT] = self._slots.total(row)
         slots = float(state.max_num_seqs) if state.HasField("max_num_seqs") else DEFAULT_MAX_NUM_SEQS
         column[Fact.SLOTS] = max(slots, 1.0)
         column[Fact.MAX_QUEUE] = max(float(state.max_queue) if state.HasField("max_queue") else slots, 1.0)

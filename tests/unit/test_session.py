@@ -67,7 +67,7 @@ class Bench:
         return self.send(message)
 
     def in_flight(self) -> int:
-        return sum(self.table.in_flight().values())
+        return self.table.in_flight_total()
 
 
 def fill(target: Any, headers: dict[str, str]) -> None:
