@@ -1,0 +1,109 @@
+"""State of the world: `StreamAggregatedResources`."""
+
+from collections.abc import Iterable
+
+from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
+
+from xds_server.resource import Resource
+from xds_server.session import DEFAULT_LIMITS, Limits, Session
+from xds_server.snapshot import Snapshot, fingerprint
+from xds_server.substream import Substream
+from xds_server.told import Due, Phase, Verdict
+from xds_server.traits import traits_of
+
+
+class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
+    """Every request brings the whole list of names; one version speaks for all resources of a type."""
+
+    protocol = "sotw"
+
+    def __init__(self, now: float, *, ack_timeout_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
+        super().__init__(now, ack_timeout_s=ack_timeout_s, limits=limits)
+        # Versions, by type, that the client says it has since an earlier stream, until they are compared.
+        self._claims: dict[str, str] = {}
+
+    def receive(self, request: DiscoveryRequest, now: float) -> None:
+        """See `Session.receive`."""
+        substream = self._meet(request.node.id, request.type_url, now)
+        first = not substream.started
+        if not first:
+            self._answer(substream, request)
+            # Older than our last response: the client's next request, which answers that one, has the names as well.
+            if request.response_nonce != substream.nonce:
+                return
+        substream.apply(substream.subscription.replace(request.resource_names))
+        if first and request.version_info:
+            self._claims[request.type_url] = request.version_info
+
+    def _answer(self, substream: Substream, request: DiscoveryRequest) -> None:
+        nonce = request.response_nonce
+        push = substream.unanswered.get(nonce)
+        if push is None:
+            return
+        # One answer covers all responses before it.
+        for older in substream.unanswered.before(nonce):
+            substream.accept(older)
+        # Envoy may send the error of an earlier version along with the version that it has accepted since.
+        if request.HasField("error_detail") and request.version_info != push.version:
+            self._reject(substream, nonce, request.error_detail.message)
+        else:
+            substream.accept(nonce)
+
+    def _whole(self, type_url: str) -> bool:
+        return traits_of(type_url).whole_state
+
+    def _respond(self, substream: Substream, snapshot: Snapshot, phase: Phase, now: float) -> DiscoveryResponse | None:
+        self._compare_claim(substream, snapshot)
+        substream.retry_together()
+        due = substream.due(snapshot, phase)
+        if substream.whole:
+            return self._respond_whole(substream, snapshot, due, now)
+        # There is no way to say that one of these is gone.
+        substream.mark_absent(due.absent)
+        if not due.upserts:
+            return None
+        nonce, version = self._record(substream, due.upserts, (), now)
+        return _response(substream.type_url, nonce, version, due.upserts)
+
+    def _respond_whole(
+        self, substream: Substream, snapshot: Snapshot, due: Due, now: float
+    ) -> DiscoveryResponse | None:
+        if not (due.upserts or due.absent or substream.greeting):
+            return None
+        wanted = snapshot.of_type(substream.type_url)
+        resources = [resource for name, resource in wanted.items() if substream.subscription.wants(name)]
+        # What is to go later must be listed until then.
+        kept = {name: _kept(substream, name) for name in due.leaving}
+        resources += [resource for resource in kept.values() if resource is not None]
+        resources.sort(key=lambda resource: resource.name)
+        absent = [*due.absent, *(name for name, resource in kept.items() if resource is None)]
+        version = fingerprint((resource.name, resource.version) for resource in resources)
+        nonce, version = self._record(substream, resources, absent, now, version)
+        return _response(substream.type_url, nonce, version, resources)
+
+    def _compare_claim(self, substream: Substream, snapshot: Snapshot) -> None:
+        """On reconnecting, a client that has everything already needs nothing.
+
+        A version speaks for a set of names; only a wildcard's set is known to be the same.
+        """
+        claim = self._claims.pop(substream.type_url, None)
+        if (
+            claim is not None
+            and substream.whole
+            and substream.subscription.covers_all
+            and claim == snapshot.version(substream.type_url)
+        ):
+            substream.adopt(snapshot)
+
+
+def _kept(substream: Substream, name: str) -> Resource | None:
+    """What the client runs of a resource that no longer exists; None where it never accepted any."""
+    told = substream.told[name]
+    return told.accepted if told.verdict is Verdict.REJECTED else told.resource
+
+
+def _response(type_url: str, nonce: str, version: str, resources: Iterable[Resource]) -> DiscoveryResponse:
+    response = DiscoveryResponse(type_url=type_url, nonce=nonce, version_info=version)
+    for resource in resources:
+        response.resources.add(type_url=resource.type_url, value=resource.body)
+    return response
