@@ -14,10 +14,11 @@ from transport_kit import PROCESS, Scripts
 from extproc.transports.address import AddressError
 from extproc.transports.base import Transport
 from extproc.transports.grpcio import GrpcioTransport
+from extproc.transports.lean import LeanTransport
 
 MAX_MESSAGE = 4 * 1024 * 1024
 SERVICE = b"envoy.service.ext_proc.v3.ExternalProcessor"
-TRANSPORTS = {"grpcio": GrpcioTransport}
+TRANSPORTS = {"lean": LeanTransport, "grpcio": GrpcioTransport}
 
 
 class Bench:
