@@ -59,8 +59,19 @@ class HttpSender:
     """Reports to the control API: registers first, then sends heartbeats, and registers again when it is unknown."""
 
     def __init__(self, api_url: str) -> None:
+        """Take the URL of the API; connect to nothing yet.
+
+        Raises:
+            ValueError: it is no HTTP URL.
+        """
+        try:
+            url = httpx.URL(api_url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"api_url: {error}") from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError(f"api_url: expected http://host:port, got {api_url!r:.300}")
         self._client = httpx.AsyncClient(
-            base_url=api_url,
+            base_url=url,
             timeout=TIMEOUT_S,
             limits=httpx.Limits(max_connections=1),
             # The control plane is never behind a proxy for the way out.

@@ -1,0 +1,202 @@
+"""The configured workers, scraped from outside (SPEC B3c): what they say becomes their heartbeat.
+
+A worker that cannot be scraped sends none, and is found missing like any other.
+"""
+
+import asyncio
+import json
+import logging
+import random
+import time
+import uuid
+from http import HTTPStatus
+from typing import Final
+
+import httpx
+
+from recursant.config.model import Config, StaticWorker
+from recursant.fleet.address import join_address
+from recursant.fleet.families import FamilyResolver
+from recursant.fleet.static import static_state
+from recursant.store.quiet_log import QuietLog
+from recursant.store.workers import StoreError, WorkerStore
+from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
+from recursant.worker.metrics_text import EngineMetrics, parse_metrics
+from recursant.worker.model_list import ListedModel, declared_models, fill_models, parse_model_list
+from recursant.worker.rates import CounterWindow
+
+# Scrapes at once. Those that failed last time have places of their own, so that hanging workers hold up none else.
+MAX_SCRAPES: Final = 128
+MAX_FAILING_SCRAPES: Final = 32
+# A scrape takes its interval at most, within these bounds. Seconds.
+TIMEOUT_MIN_S: Final = 0.5
+TIMEOUT_MAX_S: Final = 5.0
+# The list of models is read again after this long, and after every failure or restart. Seconds.
+MODELS_REFRESH_S: Final = 30.0
+# A vLLM answers with about 60 KB.
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class ScrapeError(Exception):
+    """The worker did not answer as a healthy vLLM does."""
+
+
+class StaticScraper:
+    """Asks every configured worker at its interval and publishes what it says."""
+
+    def __init__(self, config: Config, store: WorkerStore) -> None:
+        families = FamilyResolver.from_config(config)
+        self._store = store
+        self._targets = [
+            ScrapeTarget(worker, families)
+            for worker in {worker.worker_id: worker for worker in config.workers}.values()
+        ]
+        self._healthy = asyncio.Semaphore(MAX_SCRAPES)
+        self._failing = asyncio.Semaphore(MAX_FAILING_SCRAPES)
+        self._unpublished = QuietLog(_log)
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_SCRAPES)
+        # No proxy: these are our own machines.
+        async with (
+            httpx.AsyncClient(timeout=TIMEOUT_MAX_S, limits=limits, trust_env=False) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for target in self._targets:
+                tasks.create_task(self._follow(target, client))
+
+    async def _follow(self, target: "ScrapeTarget", client: httpx.AsyncClient) -> None:
+        clock = time.monotonic
+        # Spread over the interval, so that they are not all asked at once.
+        await asyncio.sleep(target.interval_s * random.uniform(0, 0.5))
+        due = clock()
+        while True:
+            await self._scrape(target, client)
+            # A little early on average: three intervals without a beat are the end.
+            due = max(due + target.interval_s * random.uniform(0.85, 1.0), clock())
+            await asyncio.sleep(due - clock())
+
+    async def _scrape(self, target: "ScrapeTarget", client: httpx.AsyncClient) -> None:
+        async with self._failing if target.failing else self._healthy:
+            state = await target.scrape(client)
+        if state is None:
+            return
+        try:
+            await self._store.publish(state)
+        except StoreError as error:
+            self._unpublished.warning("cannot publish what a scrape found: %s", error)
+        except ValueError as error:
+            self._unpublished.warning("%s says what no worker can: %s", state.id, error)
+
+
+class ScrapeTarget:
+    """One configured worker: where it is asked, and what must be remembered between two answers."""
+
+    def __init__(self, worker: StaticWorker, families: FamilyResolver) -> None:
+        self._worker = worker
+        self._families = families
+        self._base = f"http://{join_address(worker.host, worker.port)}"
+        self.interval_s = worker.scrape_interval_ms / 1_000
+        self.failing = False
+        # Of this scraper and of the worker's process: either one's restart counts afresh.
+        self._scraper = uuid.uuid4().hex
+        self._started_at: float | None = None
+        self._sequence = 0
+        self._models: list[ListedModel] | None = None
+        self._models_read_at = 0.0
+        self._tokens = CounterWindow()
+        self._queue = CounterWindow()
+
+    async def scrape(self, client: httpx.AsyncClient) -> WorkerState | None:
+        """Ask the worker; None when it does not answer as it should."""
+        timeout_s = min(max(self.interval_s, TIMEOUT_MIN_S), TIMEOUT_MAX_S)
+        try:
+            async with asyncio.timeout(timeout_s):
+                state = await self._ask(client)
+        except TimeoutError:
+            self._failed(f"no answer within {timeout_s:g} s")
+        except (ScrapeError, httpx.HTTPError, httpx.InvalidURL) as error:
+            self._failed(str(error) or type(error).__name__)
+        else:
+            if self.failing:
+                _log.info("scraping worker %s again", self._worker.worker_id)
+            self.failing = False
+            return state
+        return None
+
+    def _failed(self, reason: str) -> None:
+        if not self.failing:
+            _log.warning("cannot scrape worker %s: %.300s", self._worker.worker_id, reason)
+        self.failing = True
+        self._models = None
+
+    async def _ask(self, client: httpx.AsyncClient) -> WorkerState:
+        await self._get(client, "/health")
+        text = (await self._get(client, "/metrics")).decode(errors="replace")
+        try:
+            metrics = parse_metrics(text)
+        except ValueError as error:
+            raise ScrapeError(str(error)) from None
+        now = time.monotonic()
+        if metrics.started_at != self._started_at:
+            self._started_at = metrics.started_at
+            self._models = None
+        if self._models is None or now - self._models_read_at >= MODELS_REFRESH_S:
+            self._models = await self._list_models(client)
+            self._models_read_at = now
+        return self._state(metrics, self._models, now)
+
+    def _state(self, metrics: EngineMetrics, models: list[ListedModel], now: float) -> WorkerState:
+        state = static_state(self._worker)
+        del state.models[:]
+        fill_models(state, models, self._worker, self._families)
+        # Asleep, it looks healthy and lets requests hang.
+        state.phase = WorkerPhase.WORKER_PHASE_WARMING if metrics.awake is False else WorkerPhase.WORKER_PHASE_READY
+        self._sequence += 1
+        state.sequence = self._sequence
+        state.incarnation = f"{self._scraper}-{self._started_at or 0:.3f}"
+        state.engine = "vllm"
+        metrics.fill(state)
+        if metrics.generated_tokens is not None:
+            self._tokens.add(now, metrics.generated_tokens)
+            if (risen := self._tokens.risen()) is not None:
+                state.token_rate = risen[1] / risen[0]
+        if metrics.queue_seconds is not None and metrics.queued_requests is not None:
+            self._queue.add(now, metrics.queue_seconds, metrics.queued_requests)
+            if (risen := self._queue.risen()) is not None and risen[2] > 0:
+                state.queue_wait_ms = risen[1] / risen[2] * 1_000
+        return state
+
+    async def _list_models(self, client: httpx.AsyncClient) -> list[ListedModel]:
+        try:
+            body = await self._get(client, "/v1/models")
+        except _UnauthorizedError:
+            # Its API key is for its clients. What the configuration says has to do.
+            declared = declared_models(self._worker)
+            if declared:
+                return declared
+            raise
+        try:
+            return parse_model_list(json.loads(body))
+        except (ValueError, RecursionError) as error:
+            raise ScrapeError(str(error)) from None
+
+    async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
+        async with client.stream("GET", self._base + path) as response:
+            if response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                raise _UnauthorizedError(f"GET {path} wants an API key: name the worker's models in the configuration")
+            if response.status_code != HTTPStatus.OK:
+                raise ScrapeError(f"GET {path} answered {response.status_code}")
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise ScrapeError(f"GET {path} answered more than {MAX_BODY_BYTES} bytes")
+            return bytes(body)
+
+
+class _UnauthorizedError(ScrapeError):
+    """The worker wants an API key."""
