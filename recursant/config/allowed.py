@@ -85,7 +85,7 @@ def _words(schema: Schema) -> str | None:
         case "boolean":
             return "true or false"
         case "array":
-            return f"a list of at least {schema['minItems']}" if schema.get("minItems") else "a list"
+            return "a list"
         case "object":
             return "a mapping"
     return None

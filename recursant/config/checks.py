@@ -59,16 +59,17 @@ def _workers(data: Data) -> Iterator[Finding]:
     addresses: dict[tuple[str, int], Location] = {}
     for location, entry in _entries(data, "workers"):
         address = _address(entry.get("host"), entry.get("port", 8000))
-        name = entry.get("id")
-        if isinstance(name, str):
-            if (first := ids.setdefault(name, location)) != location:
-                yield Finding((*location, "id"), "worker id given twice", shown(name), first=first)
-        elif address is not None:
-            # The id that it will get; repeated only where the address is, which is said below.
-            ids.setdefault(f"{entry['host']}:{address[1]}", location)
         if address is not None and (first := addresses.setdefault(address, location)) != location:
             text = shown(f"{address[0]}:{address[1]}")
             yield Finding((*location, "host"), "worker address given twice", text, first=first)
+        given = entry.get("id")
+        name = given or (f"{entry['host']}:{address[1]}" if address is not None else None)
+        if isinstance(name, str) and (first := ids.setdefault(name, location)) != location:
+            # Without an id of its own, the same id follows from the same address: said above.
+            if given:
+                yield Finding((*location, "id"), "worker id given twice", shown(name), first=first)
+            elif address is not None and addresses[address] == location:
+                yield Finding(location, "worker id given twice", shown(name), first=first)
     bound = _section(data, "limits").get("workers", Config().limits.workers)
     entries = data.get("workers")
     if _is_number(bound) and isinstance(entries, list) and len(entries) > bound:

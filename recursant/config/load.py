@@ -100,7 +100,8 @@ def dump_config(config: Config) -> str:
     The URL of Redis is written as it is, password included: whoever stores the text keeps it to the owner.
     """
     data = config.model_dump(mode="json", by_alias=True)
-    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=4_096)
+    # Everything beyond ASCII escaped: PyYAML writes some of it (U+0085, for one) so that it reads back as a space.
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=False, width=4_096)
     return text
 
 

@@ -187,7 +187,7 @@ class ExtProc(Section):
     """Where Envoy reaches the ext_proc service, and how long it waits."""
 
     # "unix:/path" or "host:port"; one for each process.
-    listen: Annotated[tuple[ListenAddress, ...], Field(strict=False, min_length=1)] = (
+    listen: Annotated[Sequence[ListenAddress], AfterValidator(syntax.check_some)] = (
         "unix:/run/recursant/extproc.sock",
     )
     message_timeout_ms: PositiveMilliseconds = 250

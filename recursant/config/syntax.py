@@ -68,6 +68,13 @@ def check_regex(value: str) -> str:
     return value
 
 
+def check_some(value: tuple[str, ...]) -> tuple[str, ...]:
+    """A list that is not empty."""
+    if not value:
+        raise ValueError("needs at least one entry")
+    return value
+
+
 def _is_ip(value: str) -> bool:
     try:
         ipaddress.ip_address(value)
