@@ -378,7 +378,8 @@ class Worker:
         status = todo.get("status", 200)
         writer.write(
             f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\nx-worker: {self.name}\r\n{extra}"
-            f"content-length: {len(body)}\r\n\r\n".encode() + body
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
         )
         await writer.drain()
         return True
@@ -468,10 +469,20 @@ class Rig:
         bootstrap = self.directory / "bootstrap.yaml"
         bootstrap.write_text(render(self.config, "gateway-1"))
         program = shutil.which("envoy", path=str(Path(sys.executable).parent)) or "envoy"
-        options = [f"--{key.replace('_', '-')}={value}" for key, value in self._options.items()]
+        options = [part for key, value in self._options.items() for part in (f"--{key.replace('_', '-')}", value)]
         with (self.directory / "envoy.log").open("wb") as log:
             self._envoy = subprocess.Popen(
-                [program, "-c", str(bootstrap), "--concurrency", "1", "--disable-hot-restart", "-l", "warning", *options],
+                [
+                    program,
+                    "-c",
+                    str(bootstrap),
+                    "--concurrency",
+                    "1",
+                    "--disable-hot-restart",
+                    "-l",
+                    "warning",
+                    *options,
+                ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -483,7 +494,7 @@ class Rig:
         assert self._envoy.poll() is None, self.envoy_log()
         assert not self.ads.nacks, self.ads.nacks
         with contextlib.suppress(OSError):
-            return b"gateway" in urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/listeners").read()
+            return self.get("/healthz").status == 200
         return False
 
     async def _serve_xds(self) -> None:

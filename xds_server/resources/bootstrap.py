@@ -1,13 +1,13 @@
 """`envoy/bootstrap.yaml` with the configured addresses."""
 
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
 from recursant.config.model import Config
 from recursant.data import envoy_file
 from recursant.names import XDS_CLUSTER
-from xds_server.resources.proto import is_ip
+from xds_server.resources.addresses import is_ip, reachable
 
 
 def render(config: Config, node_id: str) -> str:
@@ -22,17 +22,12 @@ def render(config: Config, node_id: str) -> str:
     _place(bootstrap["admin"]["address"], config.gateway.admin_host, config.gateway.admin_port)
     for cluster in bootstrap["static_resources"]["clusters"]:
         if cluster["name"] == XDS_CLUSTER:
-            host = _reachable(config.xds.host)
+            host = reachable(config.xds.host)
             cluster["type"] = "STATIC" if is_ip(host) else "STRICT_DNS"
             endpoint = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
             _place(endpoint["address"], host, config.xds.port)
-    return cast("str", yaml.safe_dump(bootstrap, sort_keys=False))
+    return yaml.safe_dump(bootstrap, sort_keys=False)
 
 
 def _place(address: dict[str, Any], host: str, port: int) -> None:
     address["socket_address"] = {"address": host, "port_value": port}
-
-
-def _reachable(host: str) -> str:
-    """Where to dial a server that listens on `host`: on this machine, if it listens on all addresses."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -21,15 +21,15 @@ __all__ = ["build", "build_endpoints"]
 def build(config: Config, workers: Sequence[WorkerRecord]) -> list[Resource]:
     """Every resource of the gateway, in the order of type and name.
 
-    Takes tens of milliseconds: for changes of the configuration, of who is ready or of what is served. Between
-    those, `build_endpoints` alone is enough, and fast.
+    For changes of the configuration, of who is ready or of what is served: some ms, and another about the routes of
+    agents and models that are new. Between those, `build_endpoints` alone is enough.
     """
     resources = [
         _resource(CLUSTER, names.FLEET_CLUSTER, fleet_cluster(breakers_for(workers))),
         _resource(CLUSTER, names.EXTPROC_CLUSTER, extproc_cluster(config)),
         build_endpoints(workers),
         _resource(LISTENER, names.GATEWAY_LISTENER, gateway_listener(config)),
-        _resource(ROUTE, names.GATEWAY_ROUTES, gateway_routes(config, workers)),
+        Resource.of(ROUTE, names.GATEWAY_ROUTES, gateway_routes(config, workers)),
         *(_resource(EXTENSION_CONFIG, name, message) for name, message in discovered_filters(config).items()),
     ]
     return sorted(resources, key=lambda resource: (resource.type_url, resource.name))

@@ -16,8 +16,9 @@ from envoy_data_plane.envoy.type.v3 import Percent
 
 from recursant import names
 from recursant.config.model import Config
+from xds_server.resources.addresses import parse_address
 from xds_server.resources.breakers import Breakers
-from xds_server.resources.proto import assignment, extension, from_ads, listen_address, packed
+from xds_server.resources.proto import address_of, assignment, extension, from_ads, packed
 
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 # A worker that is gone without a word (no RST) costs a retry this much.
@@ -105,7 +106,9 @@ def _own_key(key: str) -> metadata.MetadataKey:
     return metadata.MetadataKey(key=names.METADATA_NAMESPACE, path=[metadata.MetadataKeyPathSegment(key=key)])
 
 
-def _policy(name: str, message: override_host.OverrideHost | subset.Subset | maglev.Maglev) -> cluster.LoadBalancingPolicy:
+def _policy(
+    name: str, message: override_host.OverrideHost | subset.Subset | maglev.Maglev
+) -> cluster.LoadBalancingPolicy:
     return cluster.LoadBalancingPolicy(
         policies=[cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension(name, message))]
     )
@@ -113,16 +116,15 @@ def _policy(name: str, message: override_host.OverrideHost | subset.Subset | mag
 
 def extproc_cluster(config: Config) -> cluster.Cluster:
     """The extproc processes: one endpoint for each listening address, HTTP/2, least loaded first."""
-    parsed = [listen_address(text) for text in config.extproc.listen]
-    by_name = any(named for _, named in parsed)
-    several = len(parsed) > 1
+    addresses = [parse_address(text) for text in config.extproc.listen]
+    by_name = any(address.needs_dns for address in addresses)
     return cluster.Cluster(
         name=names.EXTPROC_CLUSTER,
         type=cluster.ClusterDiscoveryType.STRICT_DNS if by_name else cluster.ClusterDiscoveryType.STATIC,
         connect_timeout=timedelta(milliseconds=config.extproc.message_timeout_ms),
         # A stream is a request in flight, so this is the process with the fewest requests.
         lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,
-        load_assignment=assignment(names.EXTPROC_CLUSTER, [address for address, _ in parsed]),
+        load_assignment=assignment(names.EXTPROC_CLUSTER, [address_of(address) for address in addresses]),
         circuit_breakers=cluster.CircuitBreakers(
             thresholds=[
                 cluster.CircuitBreakersThresholds(
@@ -133,7 +135,7 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
                 )
             ]
         ),
-        outlier_detection=_leave_out_the_dead() if several else None,
+        outlier_detection=_leave_out_the_dead() if len(addresses) > 1 else None,
         typed_extension_protocol_options=packed(
             {
                 _HTTP_OPTIONS: upstream.HttpProtocolOptions(

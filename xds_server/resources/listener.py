@@ -18,7 +18,6 @@ from xds_server.resources.access_log import fail_open_log
 from xds_server.resources.filters import http_filters
 from xds_server.resources.local_reply import local_replies
 from xds_server.resources.proto import extension, from_ads, milliseconds, socket_address
-from xds_server.resources.timeouts import request_timeout_ms
 
 # Keep-alive connections of clients; a running request is never idle in this sense.
 _CONNECTION_IDLE: Final = timedelta(minutes=15)
@@ -53,7 +52,9 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
         # Cuts what sends nothing for that long: a stalled upload, a silent generation.
         stream_idle_timeout=milliseconds(config.limits.idle_timeout_ms),
         request_headers_timeout=milliseconds(config.limits.body_timeout_ms),
-        request_timeout=milliseconds(request_timeout_ms(config)),
+        # For the whole upload. Envoy stops this clock when the last byte is in, so neither a hold by extproc nor a
+        # generation is cut by it; only a request without a body that is held for that long is.
+        request_timeout=milliseconds(config.limits.body_timeout_ms),
         # A client's own id is kept, whatever its form; the trace decision is not written into it.
         generate_request_id=True,
         preserve_external_request_id=True,

@@ -24,21 +24,27 @@ _ALREADY_JSON: Final = f"response.headers['content-type'] == '{_JSON}'"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The `type` and `code` of the errors that a CEL expression selects."""
+    """The `type`, `code` and `param` of the errors that a CEL expression selects."""
 
     when: str
     type: str
     code: str
+    param: str | None = None
 
 
 # The first that fits counts. Statuses that nobody sends on purpose fall to the last two.
 SHAPES: Final = (
     Shape("response.code == 400", "invalid_request_error", "invalid_request"),
-    Shape("response.code == 403", "permission_error", "model_not_allowed"),
-    Shape("response.code == 404 && request.url_path.startsWith('/v1/models/')", "not_found_error", "model_not_found"),
+    Shape("response.code == 403", "permission_error", "model_not_allowed", "model"),
+    Shape(
+        "response.code == 404 && request.url_path.startsWith('/v1/models/')",
+        "not_found_error",
+        "model_not_found",
+        "model",
+    ),
     Shape("response.code == 404", "not_found_error", "not_found"),
     Shape("response.code == 408", "invalid_request_error", "request_timeout"),
-    Shape("response.code == 413", "invalid_request_error", "request_too_large"),
+    Shape("response.code == 413", "invalid_request_error", "request_too_large", "body"),
     Shape("response.code == 415", "invalid_request_error", "unsupported_encoding"),
     Shape("response.code == 429", "rate_limit_error", "rate_limited"),
     Shape("response.code == 503", "service_unavailable_error", "unavailable"),
@@ -71,7 +77,7 @@ def _untouched() -> hcm.ResponseMapper:
 
 
 def _mapper(shape: Shape) -> hcm.ResponseMapper:
-    error: Json = {"message": "%LOCAL_REPLY_BODY%", "type": shape.type, "param": None, "code": shape.code}
+    error: Json = {"message": "%LOCAL_REPLY_BODY%", "type": shape.type, "param": shape.param, "code": shape.code}
     retryable = any(f"== {status}" in shape.when for status in _RETRYABLE)
     return hcm.ResponseMapper(
         filter=_selected(shape.when),
@@ -80,9 +86,15 @@ def _mapper(shape: Shape) -> hcm.ResponseMapper:
     )
 
 
-def retry_after() -> core.HeaderValueOption:
+def retry_after(value: str = str(DEFAULT_RETRY_AFTER_S)) -> core.HeaderValueOption:
     """`Retry-After`, where the answer has none."""
     return core.HeaderValueOption(
-        header=core.HeaderValue(key=names.RETRY_AFTER, value=str(DEFAULT_RETRY_AFTER_S)),
+        header=core.HeaderValue(key=names.RETRY_AFTER, value=value),
         append_action=core.HeaderValueOptionHeaderAppendAction.ADD_IF_ABSENT,
     )
+
+
+def retry_after_where_due() -> core.HeaderValueOption:
+    """The same for answers of workers: an empty value, for every other status, adds nothing."""
+    due = " || ".join(f"response.code == {status}" for status in _RETRYABLE)
+    return retry_after(f"%CEL({due} ? '{DEFAULT_RETRY_AFTER_S}' : '')%")

@@ -6,7 +6,6 @@ gives the same bytes, and so the same version, on every replica.
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import TypeAlias
 
 import betterproto2
@@ -14,7 +13,9 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
 from envoy_data_plane.google.protobuf import Any, Struct
 
-Json: TypeAlias = "str | bool | int | float | None | Sequence[Json] | Mapping[str, Json]"
+from xds_server.resources.addresses import Address, reachable
+
+Json: TypeAlias = "str | bool | int | float | Sequence[Json] | Mapping[str, Json] | None"
 
 
 def extension(name: str, message: betterproto2.Message) -> core.TypedExtensionConfig:
@@ -69,31 +70,26 @@ def socket_address(host: str, port: int) -> core.Address:
     return core.Address(socket_address=core.SocketAddress(address=host, port_value=port))
 
 
-def listen_address(text: str) -> tuple[core.Address, bool]:
-    """The address in `unix:/path` or `host:port` (`[v6]:port`), and whether its host is a name to be resolved.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if text.startswith("unix:"):
-        path = text.removeprefix("unix:")
-        if not path:
-            raise ValueError(f"{text!r} names no socket path")
-        return core.Address(pipe=core.Pipe(path=path)), False
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ValueError(f"{text!r} is neither unix:/path nor host:port")
-    return socket_address(host, int(port)), not is_ip(host)
+def address_of(address: Address) -> core.Address:
+    """An address as Envoy dials it."""
+    if address.path:
+        return core.Address(pipe=core.Pipe(path=address.path))
+    return socket_address(reachable(address.host), address.port)
 
 
-def is_ip(host: str) -> bool:
-    """Is it an address rather than a name?"""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+def embedded(field: int, message: bytes) -> bytes:
+    """An already serialised message as a field of another: protobuf messages concatenate."""
+    head = _varint(field << 3 | 2) + _varint(len(message))
+    return head + message
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def assignment(cluster: str, addresses: Sequence[core.Address]) -> endpoint.ClusterLoadAssignment:
@@ -102,9 +98,7 @@ def assignment(cluster: str, addresses: Sequence[core.Address]) -> endpoint.Clus
         cluster_name=cluster,
         endpoints=[
             endpoint.LocalityLbEndpoints(
-                lb_endpoints=[
-                    endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=address)) for address in addresses
-                ]
+                lb_endpoints=[endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=address)) for address in addresses]
             )
         ],
     )
