@@ -26,19 +26,21 @@ DAY_MS = 86_400_000
 Port = Annotated[int, Field(ge=1, le=65535)]
 Milliseconds = Annotated[int, Field(ge=0, le=DAY_MS)]
 PositiveMilliseconds = Annotated[int, Field(ge=1, le=DAY_MS)]
-# Ids, model names and families go into headers and comma-separated lists.
+# As in the workers' own reports (recursant.store.codec).
+WorkerId = Annotated[
+    str,
+    AfterValidator(syntax.check_worker_id),
+    Field(json_schema_extra={"allowed": "1 to 128 visible ASCII characters"}),
+]
 Name = Annotated[
     str,
-    Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^[^\s,\x00-\x1f\x7f]+$",
-        json_schema_extra={"allowed": "1 to 128 characters, no spaces and no commas"},
-    ),
+    AfterValidator(syntax.check_name),
+    Field(json_schema_extra={"allowed": "1 to 256 printable characters without commas"}),
 ]
 Host = Annotated[
     str, AfterValidator(syntax.check_host), Field(json_schema_extra={"allowed": "a host name or an IP address"})
 ]
+WorkerHost = Annotated[Host, AfterValidator(syntax.check_dialled_host)]
 Path = Annotated[
     str,
     Field(
@@ -116,9 +118,9 @@ ModelEntry = Annotated[
 class StaticWorker(Section):
     """A worker that the configuration names; the control plane scrapes it from outside."""
 
-    host: Host
+    host: WorkerHost
     port: Port = 8000
-    id: Name | None = None
+    id: WorkerId | None = None
     models: Sequence[ModelEntry] = ()
     exclusive: bool = False
     capacity_tokens: Annotated[int, Field(ge=1, le=10**12)] | None = None
@@ -134,7 +136,7 @@ class PathEntry(Section):
     """A request path that names the agent for clients that send no `X-Agent-ID` (SPEC A6)."""
 
     path: Path
-    agent_id: Name
+    agent_id: str
     # The path the worker sees.
     rewrite: Path = "/v1/chat/completions"
     # May a client's own X-Agent-ID win here?

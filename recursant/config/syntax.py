@@ -9,18 +9,44 @@ from urllib.parse import urlsplit
 # `sockaddr_un.sun_path` holds 108 bytes on Linux, the closing NUL included.
 _MAX_UNIX_PATH: Final = 107
 _MAX_HOST: Final = 253
+_MAX_WORKER_ID: Final = 128
+_MAX_NAME: Final = 256
 # RFC 1123, and the underscore that container networks allow.
 _LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
 
 
+def check_worker_id(value: str) -> str:
+    """The id of a worker: it becomes a header value and a metric label."""
+    if not (1 <= len(value) <= _MAX_WORKER_ID and value.isascii() and value.isprintable() and " " not in value):
+        raise ValueError("not allowed")
+    return value
+
+
+def check_name(value: str) -> str:
+    """The name of a model or a family: names are told to Envoy in one line, with commas between them."""
+    if not (1 <= len(value) <= _MAX_NAME and value.isprintable() and "," not in value):
+        raise ValueError("not allowed")
+    return value
+
+
 def check_host(value: str) -> str:
     """A host name or an IP address, without scheme, port or brackets."""
-    if _is_ip(value):
+    if (ip := _as_ip(value)) is not None:
+        # A zone names an interface of one machine; it means nothing on another.
+        if isinstance(ip, ipaddress.IPv6Address) and ip.scope_id is not None:
+            raise ValueError("an IPv6 address must not have a zone")
         return value
     labels = value.removesuffix(".").split(".")
     if len(value) > _MAX_HOST or not all(map(_LABEL.fullmatch, labels)) or labels[-1].isdigit():
         raise ValueError("not a host name and not an IP address; give it without scheme, port and brackets")
+    return value
+
+
+def check_dialled_host(value: str) -> str:
+    """A host that somebody can connect to."""
+    if (ip := _as_ip(value)) is not None and ip.is_unspecified:
+        raise ValueError("an address to listen on; name the one that others reach")
     return value
 
 
@@ -75,9 +101,8 @@ def check_some(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-def _is_ip(value: str) -> bool:
+def _as_ip(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(value)
+        return ipaddress.ip_address(value)
     except ValueError:
-        return False
-    return True
+        return None

@@ -25,6 +25,8 @@ from recursant.config.load import (
 )
 from recursant.config.model import Config, StaticModel
 from recursant.config.validate import validate
+from recursant.fleet.static import static_state
+from recursant.store.codec import check
 
 # SPEC A2, word for word.
 OPERATORS_FILE = """\
@@ -227,24 +229,24 @@ extproc:
     ),
     (
         "models, in their two forms",
-        "workers:\n- host: n\n  models:\n  - ok\n  - 7\n  - {nme: x}\n  - a b\n  - [x]\n",
+        "workers:\n- host: n\n  models:\n  - ok\n  - 7\n  - {nme: x}\n  - a,b\n  - [x]\n",
         [
-            (5, "workers[0].models[1]", "7", "wrong type", "1 to 128 characters, no spaces and no commas or a mapping"),
-            (6, "workers[0].models[2].name", None, "missing", "1 to 128 characters, no spaces and no commas"),
+            (5, "workers[0].models[1]", "7", "wrong type", "1 to 256 printable characters without commas or a mapping"),
+            (6, "workers[0].models[2].name", None, "missing", "1 to 256 printable characters without commas"),
             (6, "workers[0].models[2].nme", None, "unknown key, did you mean name?", "family, name"),
             (
                 7,
                 "workers[0].models[3]",
-                "'a b'",
+                "'a,b'",
                 "not allowed",
-                "1 to 128 characters, no spaces and no commas or a mapping",
+                "1 to 256 printable characters without commas or a mapping",
             ),
             (
                 8,
                 "workers[0].models[4]",
                 "a list of 1",
                 "wrong type",
-                "1 to 128 characters, no spaces and no commas or a mapping",
+                "1 to 256 printable characters without commas or a mapping",
             ),
         ],
     ),
@@ -359,6 +361,49 @@ def test_every_mistake_is_named(text: str, expected: list[tuple[int, str, str | 
     assert problems_of(text) == tuple(
         Problem("f.yaml", line, field, value, message, allowed) for line, field, value, message, allowed in expected
     )
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        "{host: '0.0.0.0'}",
+        "{host: '::'}",
+        "{host: 'fe80::1%eth0'}",
+        "{host: '[::1]'}",
+        "{host: 'node:8000'}",
+        "{host: '10.0.0.256'}",
+        "{host: ''}",
+        "{host: '-x'}",
+        "{host: n, id: 'two words'}",
+        "{host: n, id: 'nöde'}",
+        "{host: n, id: ''}",
+        "{host: n, models: ['a,b']}",
+        "{host: n, models: ['']}",
+        '{host: n, models: ["a\\nb"]}',
+    ],
+)
+def test_workers_that_nobody_could_dial_or_name(worker: str) -> None:
+    (problem,) = problems_of(f"workers: [{worker}]")
+    assert problem.field.startswith("workers[0]")
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        "{host: '10.0.0.1'}",
+        "{host: '::1'}",
+        "{host: vllm_node-1.gpu.svc.cluster.local.}",
+        "{host: 8xh100}",
+        "{host: n, id: 'gpu/0:1'}",
+        "{host: n, models: ['org/A model @ v2', {name: x, family: y}]}",
+    ],
+)
+def test_workers_that_can_be_dialled_and_named(worker: str) -> None:
+    (parsed,) = parse_config(f"workers: [{worker}]", "f.yaml").config.workers
+    # The registry takes it into its first report; that must be a valid one.
+    state = static_state(parsed)
+    state.incarnation, state.sequence = "first", 1
+    check(state)
 
 
 def test_the_text_of_a_problem_is_one_line() -> None:
