@@ -185,13 +185,13 @@ class FleetTable:
         """All in-flight requests of this process, those at workers that left included."""
         return self._slots.own_total()
 
-    def statuses(self) -> dict[WorkerStatus, int]:
-        """How many workers are in each status."""
-        counts = dict.fromkeys(WorkerStatus, 0)
+    def statuses(self) -> dict[str, int]:
+        """How many workers are in each status, every status named."""
+        counts = dict.fromkeys((status.value for status in WorkerStatus), 0)
         for row in self._row_of.values():
             record = self._records[row]
             if record is not None:
-                counts[record.status] += 1
+                counts[record.status.value] += 1
         return counts
 
     # --- inside ---
