@@ -1,0 +1,145 @@
+"""The extproc service: configuration in, ext_proc streams answered, metrics out."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+
+from extproc.gateway import Gateway
+from extproc.metrics import ExtProcCollector, Gauges, Recorder
+from extproc.session import sessions
+from extproc.transports.base import MESSAGE_MARGIN_BYTES, Transport
+from extproc.transports.grpcio import GrpcioTransport
+from extproc.transports.lean import LeanTransport
+from recursant.config.model import Config
+from recursant.fleet.directory import FleetDirectory
+from recursant.fleet.slots import Slots
+from recursant.fleet.table import FleetTable
+
+# How long running streams may go on after we are told to stop. Ending one after its answers costs the client
+# nothing: Envoy lets the response run on without us. So this only waits for requests that are still undecided.
+DRAIN_SECONDS: Final = 5.0
+# A scrape reads the loop's tables on the loop; one that waits longer than this fails rather than piling up.
+_SCRAPE_SECONDS: Final = 5.0
+# How long the first look at the fleet is waited for, and how often that is checked.
+_FIRST_LOAD_SECONDS: Final = 3.0
+_FIRST_LOAD_POLL_SECONDS: Final = 0.01
+
+_TRANSPORTS: Final = {"lean": LeanTransport, "grpcio": GrpcioTransport}
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean") -> None:
+    """Answer ext_proc streams on `config.extproc.listen` until `stop` is set, then drain.
+
+    Args:
+        config: the whole configuration.
+        stop: set by the caller, for instance on a signal.
+        transport: `lean` or `grpcio`.
+
+    Raises:
+        AddressError: a listening address cannot be used.
+        OSError: the metrics port cannot be used.
+        ValueError: no such transport.
+    """
+    if transport not in _TRANSPORTS:
+        raise ValueError(f"no transport {transport!r}: expected one of {', '.join(_TRANSPORTS)}")
+    directory = FleetDirectory(config)
+    table = FleetTable(Slots(config.limits.workers))
+    recorder = Recorder()
+    gateway = Gateway(
+        config=config,
+        table=table,
+        recorder=recorder,
+        clock=time.monotonic,
+        rng=random.Random(),
+        ready=lambda: directory.loaded,
+    )
+
+    def gone(worker_id: str) -> None:
+        table.remove(worker_id)
+        recorder.forget_worker(worker_id)
+
+    directory.subscribe(table.upsert, gone)
+    server: Transport = _TRANSPORTS[transport](
+        sessions(gateway), max_message_bytes=config.limits.body_bytes + MESSAGE_MARGIN_BYTES
+    )
+
+    def gauges() -> Gauges:
+        return Gauges(
+            inflight=table.in_flight(),
+            workers=table.statuses(),
+            snapshot_age_s=directory.snapshot_age_s(time.monotonic()),
+            redis_up=directory.redis_up,
+            transport=server.stats,
+        )
+
+    async with _following(directory) as following, _metrics(config, recorder, gauges):
+        try:
+            await _fleet_known(directory)
+            for bound in await server.listen(config.extproc.listen):
+                _log.info("listening on %s (%s transport)", bound, transport)
+            await _until(stop, following)
+        finally:
+            await server.drain(DRAIN_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _following(directory: FleetDirectory) -> AsyncIterator[asyncio.Task[None]]:
+    """Follow the fleet in the background."""
+    task = asyncio.create_task(directory.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _fleet_known(directory: FleetDirectory) -> None:
+    """Wait for the first look at the fleet: before it, Envoy routes better without us."""
+    deadline = time.monotonic() + _FIRST_LOAD_SECONDS
+    while not directory.loaded and time.monotonic() < deadline:  # noqa: ASYNC110 - the directory has a flag only
+        await asyncio.sleep(_FIRST_LOAD_POLL_SECONDS)
+
+
+async def _until(stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+    """Wait for `stop`. The directory never ends by itself: if it does, that is a bug, and it is raised here."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((stopping, following), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+    finally:
+        stopping.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _metrics(config: Config, recorder: Recorder, gauges: Callable[[], Gauges]) -> AsyncIterator[None]:
+    """Serve the metrics from a thread of their own."""
+    loop = asyncio.get_running_loop()
+
+    async def read() -> Gauges:
+        return gauges()
+
+    def read_on_loop() -> Gauges:
+        return asyncio.run_coroutine_threadsafe(read(), loop).result(_SCRAPE_SECONDS)
+
+    registry = CollectorRegistry()
+    registry.register(ExtProcCollector(recorder, read_on_loop))
+    ProcessCollector(registry=registry)
+    extproc = config.extproc
+    server, thread = start_http_server(extproc.metrics_port, extproc.metrics_host, registry)
+    try:
+        yield
+    finally:
+        # Off the loop: a scrape in progress still needs it.
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        await asyncio.to_thread(thread.join)
