@@ -1,0 +1,60 @@
+"""Talking to the control API from client commands."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from recursant.cli.errors import CommandError
+from recursant.cli.options import DEFAULT_RUN_DIR
+from recursant.names import API_PORT, LOOPBACK
+from recursant.supervise.endpoints import EndpointsError, read_endpoints
+
+_TIMEOUT_S: Final = 10.0
+
+
+def find_api(api: str | None, run_dir: Path | None) -> str:
+    """The base URL of the control API: as named, else of the run directory, else the default address.
+
+    Raises:
+        CommandError: the run directory was named, and nothing runs there.
+    """
+    if api is not None:
+        return api.rstrip("/")
+    try:
+        return read_endpoints(run_dir or DEFAULT_RUN_DIR).api
+    except EndpointsError as error:
+        if run_dir is not None:
+            raise CommandError(str(error)) from error
+        return f"http://{LOOPBACK}:{API_PORT}"
+
+
+def get_json(api: str, path: str) -> Any:
+    """GET a document.
+
+    Raises:
+        CommandError: nobody answers, or with an error.
+    """
+    import httpx
+
+    try:
+        # A proxy of the environment is for the world outside, not for our own control plane.
+        response = httpx.get(f"{api}{path}", timeout=_TIMEOUT_S, trust_env=False)
+        response.raise_for_status()
+        return response.json()
+    except httpx.InvalidURL as error:
+        raise CommandError(f"{api!r} is not a URL: {error}") from error
+    except httpx.HTTPStatusError as error:
+        raise CommandError(f"{api}{path} answers {error.response.status_code}: {_said(error.response)}") from error
+    except httpx.HTTPError as error:
+        raise CommandError(
+            f"no control API at {api} ({error}): is `recursant up` running? "
+            "Name another with --api, --run-dir or RECURSANT_API"
+        ) from error
+    except ValueError as error:
+        raise CommandError(f"{api}{path} does not answer with JSON: is this the control API?") from error
+
+
+def _said(response: Any) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(response.reason_phrase)

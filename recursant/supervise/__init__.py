@@ -1,0 +1,1 @@
+"""Supervised processes: `recursant up` starts them in order, keeps them alive and leaves none behind."""

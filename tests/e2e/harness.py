@@ -1,0 +1,395 @@
+"""The whole product under test: `recursant up` as users run it, on free ports, cleaned up whatever happens.
+
+def test_chat(stack: Stack) -> None:                # shared by the session: only read, never break it
+    answer = stack.chat("Hello", agent="chat-web")
+    assert answer.status_code == 200
+
+def test_worker_dies(make_stack: MakeStack) -> None:  # this test's own: break what you like
+    stack = make_stack(workers=3)
+    name, pid = next(iter(stack.worker_pids.items()))
+    stack.kill(name)
+    stack.wait_until(lambda: stack.worker_pids.get(name) not in (None, pid))
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from recursant.names import AGENT_ID
+from recursant.supervise import launch
+from recursant.supervise.endpoints import Endpoints, read_endpoints
+from recursant.supervise.plan import recursant_command
+
+START_S = 90.0
+STOP_S = 40.0
+WAIT_S = 20.0
+# For one request: generations of tests are short; only a hang takes this long.
+REQUEST_S = 60.0
+ANY_PORTS = (
+    *("--gateway-port", "0", "--admin-port", "0", "--api-port", "0", "--xds-port", "0"),
+    *("--worker-port", "0", "--xds-metrics-port", "0", "--extproc-metrics-port", "0"),
+)
+MakeStack = Callable[..., "Stack"]
+_T = TypeVar("_T")
+
+
+def alive(pid: int) -> bool:
+    """Does the process exist, and is it more than a zombie that nobody has collected yet?"""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(
+    condition: Callable[[], _T], timeout: float = WAIT_S, *, interval: float = 0.05, what: str = "the condition"
+) -> _T:
+    """Ask until the answer is truthy, and return it; exceptions of HTTP clients count as "not yet".
+
+    The timeout bounds a hang; it is no performance target.
+    """
+    deadline = time.monotonic() + timeout
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            if last := condition():
+                return last
+        except httpx.HTTPError as error:
+            last = error
+        time.sleep(interval)
+    raise AssertionError(f"not within {timeout:g} s: {what}; last answer {last!r}")
+
+
+class Metrics:
+    """A scrape: `metrics.value("recursant_requests_total", agent="chat-web")` sums what matches."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum over all samples of that name that have these labels; 0 if there is none."""
+        return sum(
+            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sums by one label's values."""
+        found: dict[str, float] = {}
+        for sample in self.samples:
+            if sample.name == name and label in sample.labels:
+                found[sample.labels[label]] = found.get(sample.labels[label], 0.0) + sample.value
+        return found
+
+
+class Program:
+    """A command of ours in the background, its output in files; killed with the test process at the latest."""
+
+    def __init__(
+        self, directory: Path, name: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.out = directory / f"{name}.out"
+        self.err = directory / f"{name}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *recursant_command(*arguments)],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        """Standard output so far."""
+        return self.out.read_text()
+
+    @property
+    def errors(self) -> str:
+        """Standard error so far."""
+        return self.err.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self, timeout: float = STOP_S) -> int:
+        """Wait for its end; the exit status."""
+        return self.process.wait(timeout)
+
+    def end(self) -> int:
+        """SIGTERM, and SIGKILL if that does not help in time."""
+        self.send(signal.SIGTERM)
+        try:
+            return self.wait()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class Stack:
+    """One `recursant up`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        workers: int | None = 2,
+        args: Sequence[str] = (),
+        config: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare it; `start()` starts it.
+
+        Args:
+            directory: a folder of its own; the run directory is inside.
+            workers: simulated workers; None: whatever `up` decides.
+            args: further arguments of `recursant up`.
+            config: the text of a recursant.yaml; None: the built-in one.
+            env: further environment variables.
+        """
+        self.directory = directory
+        self.run_dir = directory / "run"
+        self._args = [*ANY_PORTS, "--run-dir", str(self.run_dir)]
+        if workers is not None:
+            self._args += ["--workers", str(workers)]
+        if config is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "given.yaml").write_text(config)
+            self._args += ["--config", str(directory / "given.yaml")]
+        self._args += args
+        self._env = env
+        self._program: Program | None = None
+        self._extra: list[Program] = []
+        self._clients: list[httpx.Client] = []
+        self._client: httpx.Client | None = None
+
+    # --- life ---
+
+    def start(self, *, until_ready: bool = True) -> Self:
+        """Start it and wait for `ready`."""
+        assert self._program is None, "already started"
+        self._program = Program(self.directory, "up", ["up", *self._args], env=self._env)
+        if until_ready:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self, timeout: float = START_S) -> None:
+        """Wait until `ready` is printed."""
+        deadline = time.monotonic() + timeout
+        while "ready" not in self.up.output.splitlines()[-1:]:
+            if self.up.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"`recursant up` did not get ready:\n{self.describe()}")
+            time.sleep(0.05)
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Send the signal, wait for the end; the exit status."""
+        for program in self._extra:
+            program.end()
+        self.up.send(number)
+        return self.up.wait()
+
+    def close(self) -> None:
+        """Stop everything, whatever state it is in. Harmless twice."""
+        for client in self._clients:
+            client.close()
+        if self._program is None:
+            return
+        pids = self._pids_or_none()
+        try:
+            self.stop(signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            self.up.process.kill()
+            self.up.process.wait()
+        wait_until(lambda: not any(map(alive, pids)), what="all processes are gone")
+
+    @property
+    def up(self) -> Program:
+        """The supervisor itself."""
+        assert self._program is not None, "not started"
+        return self._program
+
+    # --- what runs where ---
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """`endpoints.json` as it is now."""
+        return read_endpoints(self.run_dir)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Children that run now: redis, xds, api, extproc, envoy, sim-PORT..."""
+        return self.endpoints.pids
+
+    @property
+    def worker_pids(self) -> dict[str, int]:
+        """Simulated workers that run now."""
+        return {worker.id: worker.pid for worker in self.endpoints.workers if worker.pid is not None}
+
+    @property
+    def worker_urls(self) -> dict[str, str]:
+        """Base URLs of all workers, by id."""
+        return {worker.id: worker.url for worker in self.endpoints.workers}
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal a child by its name; the pid it had."""
+        pid = self.pids[name]
+        os.kill(pid, number)
+        return pid
+
+    def wait_restarted(self, name: str, old_pid: int, timeout: float = WAIT_S) -> int:
+        """Wait until a child runs again; its new pid. It may not be ready yet."""
+        return wait_until(
+            lambda: pid if (pid := self.pids.get(name)) not in (None, old_pid) else None,
+            timeout,
+            what=f"{name} is started again",
+        )
+
+    def start_sim(self, *args: str, port: int = 0) -> Program:
+        """One more worker, `recursant sim`, that joins the fleet by itself and ends with the stack."""
+        name = f"sim-extra-{len(self._extra)}"
+        arguments = ["sim", "--port", str(port), "--run-dir", str(self.run_dir), *args]
+        self._extra.append(Program(self.directory, name, arguments))
+        return self._extra[-1]
+
+    # --- requests ---
+
+    @property
+    def client(self) -> httpx.Client:
+        """An HTTP client for the gateway."""
+        if self._client is None:
+            self._client = self.new_client()
+        return self._client
+
+    def new_client(self, **options: Any) -> httpx.Client:
+        """Another client for the gateway; closed with the stack."""
+        defaults: dict[str, Any] = {"base_url": self.endpoints.gateway, "timeout": REQUEST_S, "trust_env": False}
+        client = httpx.Client(**{**defaults, **options})
+        self._clients.append(client)
+        return client
+
+    def async_client(self, **options: Any) -> httpx.AsyncClient:
+        """An asynchronous client for the gateway; the test closes it (`async with`)."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        defaults: dict[str, Any] = {
+            "base_url": self.endpoints.gateway,
+            "timeout": REQUEST_S,
+            "trust_env": False,
+            "limits": limits,
+        }
+        return httpx.AsyncClient(**{**defaults, **options})
+
+    @staticmethod
+    def chat_body(content: str = "Hello", *, model: str = "auto", max_tokens: int = 8, **fields: Any) -> dict[str, Any]:
+        """The body of a chat request."""
+        return {
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": max_tokens,
+            **fields,
+        }
+
+    def chat(
+        self,
+        content: str = "Hello",
+        *,
+        agent: str | None = "chat-web",
+        path: str = "/v1/chat/completions",
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> httpx.Response:
+        """One chat request through the gateway, not streamed. `agent=None` sends no X-Agent-ID."""
+        named = {AGENT_ID: agent} if agent is not None else {}
+        return self.client.post(path, json=self.chat_body(content, **fields), headers={**named, **(headers or {})})
+
+    @contextlib.contextmanager
+    def stream(
+        self,
+        content: str = "Hello",
+        *,
+        agent: str | None = "chat-web",
+        path: str = "/v1/chat/completions",
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> Iterator[httpx.Response]:
+        """A streamed chat request; leave the block early and the client hangs up."""
+        named = {AGENT_ID: agent} if agent is not None else {}
+        body = self.chat_body(content, stream=True, **fields)
+        with self.client.stream("POST", path, json=body, headers={**named, **(headers or {})}) as response:
+            yield response
+
+    # --- looking inside ---
+
+    def metrics(self) -> Metrics:
+        """The control API's metrics, those of extproc and xds included."""
+        return Metrics(_get(f"{self.endpoints.api}/metrics").text)
+
+    def service_metrics(self, service: str) -> Metrics:
+        """A service's own metrics: `extproc`, `xds` or `api`."""
+        return Metrics(_get(self.endpoints.metrics[service]).text)
+
+    def inflight(self) -> float:
+        """Requests in flight as extproc counts them, over all workers."""
+        return self.service_metrics("extproc").value("recursant_inflight_requests")
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The fleet as the control API shows it."""
+        document = _get(f"{self.endpoints.api}/v1/workers").json()
+        return list(document["workers"])
+
+    def sim_state(self, worker_id: str) -> dict[str, Any]:
+        """GET /sim/state of a simulated worker."""
+        state: dict[str, Any] = _get(f"{self.worker_urls[worker_id]}/sim/state").json()
+        return state
+
+    def sim_fault(self, worker_id: str, **fault: Any) -> None:
+        """POST /sim/faults of a simulated worker."""
+        answer = httpx.post(f"{self.worker_urls[worker_id]}/sim/faults", json=fault, timeout=REQUEST_S, trust_env=False)
+        answer.raise_for_status()
+
+    def admin(self, path: str) -> str:
+        """GET a path of Envoy's admin interface."""
+        return _get(f"{self.endpoints.admin}{path}").text
+
+    wait_until = staticmethod(wait_until)
+
+    def log(self, name: str) -> str:
+        """The log of a child."""
+        path = self.run_dir / "logs" / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def describe(self) -> str:
+        """Everything that helps to understand a failure."""
+        parts = [f"--- up stdout\n{self.up.output}", f"--- up stderr\n{self.up.errors}"]
+        for path in sorted((self.run_dir / "logs").glob("*.log")):
+            parts.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:]))
+        return "\n".join(parts)
+
+    def _pids_or_none(self) -> list[int]:
+        try:
+            return [self.up.pid, *self.pids.values()]
+        except Exception:  # noqa: BLE001 - cleaning up; a test may have broken the file on purpose
+            return [self.up.pid]
+
+
+def _get(url: str) -> httpx.Response:
+    response = httpx.get(url, timeout=REQUEST_S, trust_env=False)
+    response.raise_for_status()
+    return response
