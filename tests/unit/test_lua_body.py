@@ -183,7 +183,16 @@ def test_what_is_wrong_is_said(body: str | None, message: str) -> None:
         *('{"a":01}', '{"a":-}', '{"a":1.}', '{"a":.5}', '{"a":1e}', '{"a":1e+}', '{"a":+1}', '{"a":0x1}', '{"a":--1}'),
         *('{"a":tru}', '{"a":True}', '{"a":nul}', '{"a":truex}', '{"a":falsey}', '{"a":-Infinity}', '{"a":1a}'),
         *('{"a":"', '{"a":"\\', '{"a":"\\x"}', '{"a":"\\u12"}', '{"a":"\\u12g4"}', '{"a":"x\ny"}', '{"a":"\x00"}'),
-        *('{"a\n":1}', '{"a":1}\x00', "\x00{}", '{"a":1}\xa0', '{"a":"b"c}', '{"a":"\\u"}', '{"a":"\x1f"}', '{"a\\":1}'),
+        *(
+            '{"a\n":1}',
+            '{"a":1}\x00',
+            "\x00{}",
+            '{"a":1}\xa0',
+            '{"a":"b"c}',
+            '{"a":"\\u"}',
+            '{"a":"\x1f"}',
+            '{"a\\":1}',
+        ),
     ],
 )
 def test_malformed_json_is_refused_before_any_worker(body: str) -> None:
@@ -242,7 +251,8 @@ def strict(body: bytes) -> Any:
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.sampled_from(["model", "priority"]), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text() | st.sampled_from(["model", "priority"]), inner, max_size=4)
     ),
     max_leaves=20,
 )
@@ -268,7 +278,22 @@ def test_every_object_passes_and_keeps_its_meaning(
     assert json.loads(outcome.body.decode("utf-8", "surrogatepass")) == expected
 
 
-_TOKENS = [*'{}[]:,"\\ ', "\n", "\t", '"a"', '"model"', '"auto"', '"\\u0061"', "1", "-0", "0.5", "1e9", "01", "true", "null"]
+_TOKENS = [
+    *'{}[]:,"\\ ',
+    "\n",
+    "\t",
+    '"a"',
+    '"model"',
+    '"auto"',
+    '"\\u0061"',
+    "1",
+    "-0",
+    "0.5",
+    "1e9",
+    "01",
+    "true",
+    "null",
+]
 
 
 @settings(max_examples=1_000, deadline=None)
@@ -323,7 +348,9 @@ def test_other_requests_pass_untouched(headers: dict[str, str]) -> None:
     assert outcome.body is None
 
 
-@pytest.mark.parametrize("kind", ["Application/JSON", "application/json;charset=utf-8", " application/json ", "x/y+json"])
+@pytest.mark.parametrize(
+    "kind", ["Application/JSON", "application/json;charset=utf-8", " application/json ", "x/y+json"]
+)
 def test_json_goes_by_several_names(kind: str) -> None:
     assert run("{", {":method": "POST", "content-type": kind}).status == 400
 
