@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import random
 import socket
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,6 @@ from typing import Final
 _FIRST_FREE_PORT: Final = 10_000
 _EPHEMERAL_DEFAULT: Final = 32_768
 _EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_ATTEMPTS: Final = 200
 _WILDCARDS: Final = ("", "0.0.0.0", "::")
 _LISTENING: Final = "0A"  # Linux, include/net/tcp_states.h
 
@@ -64,17 +64,17 @@ def free_ports(host: str, count: int, *, taken: Iterable[int] = ()) -> list[int]
     if last - _FIRST_FREE_PORT < 1_000:  # The kernel's own range leaves no room: share it.
         last = 65_535
     avoid = set(taken)
+    # From a random place on, so that two programs that look at the same time hardly meet.
+    start = random.randint(_FIRST_FREE_PORT, last)
     chosen: list[int] = []
-    for _ in range(_ATTEMPTS + count * 10):
+    for port in itertools.chain(range(start, last + 1), range(_FIRST_FREE_PORT, start)):
         if len(chosen) == count:
-            return chosen
-        port = random.randint(_FIRST_FREE_PORT, last)
+            break
         if port not in avoid and _bind_error(host, port) is None:
-            avoid.add(port)
             chosen.append(port)
-    if len(chosen) == count:
-        return chosen
-    raise PortError(f"no free port on {host}")
+    if len(chosen) < count:
+        raise PortError(f"no free port on {host}")
+    return chosen
 
 
 def holder_of(port: int) -> str | None:
