@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -334,7 +334,8 @@ class Worker:
 
     async def stop(self) -> None:
         """Go away at once, like a killed process."""
-        assert self._server is not None
+        if self._server is None:
+            return
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
@@ -369,7 +370,7 @@ class Worker:
         if todo.get("die"):
             writer.transport.abort()
             return False
-        await asyncio.sleep(todo.get("delay", 0.0))
+        await self._pause(reader, todo.get("delay", 0.0))
         if "chunks" in todo:
             await self._stream(writer, reader, todo)
             return True
@@ -392,15 +393,18 @@ class Worker:
         await writer.drain()
         for index in range(todo["chunks"]):
             if index:
-                # A client that hangs up closes the connection to us: reading sees that at once.
-                with contextlib.suppress(TimeoutError):
-                    if await asyncio.wait_for(reader.read(1), todo.get("every", 0.05)) == b"":
-                        raise ConnectionResetError
+                await self._pause(reader, todo.get("every", 0.05))
             data = f"data: {index}\n\n"
             writer.write(f"{len(data):x}\r\n{data}\r\n".encode())
             await writer.drain()
         writer.write(b"0\r\n\r\n")
         await writer.drain()
+
+    async def _pause(self, reader: asyncio.StreamReader, seconds: float) -> None:
+        """Take that long; a client that hangs up closes the connection to us, which reading sees at once."""
+        with contextlib.suppress(TimeoutError):
+            if seconds and await asyncio.wait_for(reader.read(1), seconds) == b"":
+                raise ConnectionResetError
 
     async def _body(self, reader: asyncio.StreamReader, headers: list[tuple[str, str]]) -> bytes:
         fields = {key.lower(): value for key, value in headers}
@@ -432,16 +436,26 @@ class Answer:
         return self.headers.get("x-worker")
 
 
+def read_answer(connection: socket.socket) -> Answer:
+    """The answer on a raw connection."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    headers = {key.lower(): value for key, value in response.getheaders()}
+    return Answer(response.status, headers, response.read())
+
+
 class Rig:
     """Envoy, its control plane, an ext_proc and some workers."""
 
-    def __init__(self, directory: Path, config: Config, workers: int = 3, **envoy_options: str) -> None:
+    def __init__(
+        self, directory: Path, config: Config, hosts: Sequence[str] = ("127.0.0.1",) * 3, **envoy_options: str
+    ) -> None:
         self.directory = directory
         self.loop = Loop()
         self.ads = Ads()
         self.log = AccessLog()
         self.ext_proc = ExtProc()
-        self.workers = [Worker(f"w{index}") for index in range(workers)]
+        self.workers = [Worker(f"w{index}", host) for index, host in enumerate(hosts)]
         self._options = envoy_options
         self._xds_port = free_port()
         self.port = free_port()
@@ -449,6 +463,7 @@ class Rig:
         self.socket = directory / "extproc.sock"
         self.config = self.placed(config)
         self.fleet: list[WorkerRecord] = []
+        self._xds: Any = None
         self._ext_proc_server: Any = None
         self._envoy: subprocess.Popen[bytes] | None = None
 
@@ -459,10 +474,10 @@ class Rig:
         xds = config.xds.model_copy(update={"port": self._xds_port})
         return config.model_copy(update={"gateway": gateway, "extproc": ext_proc, "xds": xds})
 
-    def start(self, fleet: Callable[[Self], list[WorkerRecord]]) -> Self:
+    def start(self, fleet: Callable[[Self], list[WorkerRecord]] | None = None) -> Self:
         for worker in self.workers:
             self.loop.run(worker.start())
-        self.fleet = fleet(self)
+        self.fleet = (fleet or standard_fleet)(self)
         self.push()
         self.loop.run(self._serve_xds())
         self.start_ext_proc()
@@ -521,7 +536,7 @@ class Rig:
             self._ext_proc_server = None
 
     @contextlib.contextmanager
-    def without_ext_proc(self) -> Any:
+    def without_ext_proc(self) -> Iterator[None]:
         self.stop_ext_proc()
         try:
             yield
@@ -546,7 +561,8 @@ class Rig:
                 self._envoy.kill()
                 self._envoy.wait()
         self.stop_ext_proc()
-        self.loop.run(self._xds.stop(0))
+        if self._xds is not None:
+            self.loop.run(self._xds.stop(0))
         for worker in self.workers:
             self.loop.run(worker.stop())
         self.loop.close()
@@ -594,11 +610,12 @@ class Rig:
     def chat(self, headers: Mapping[str, str] | None = None, **fields: Any) -> Answer:
         return self.post("/v1/chat/completions", {"model": "auto", "messages": [], **fields}, headers)
 
-    def raw(self, *parts: bytes) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
-        for part in parts:
-            connection.sendall(part)
-        return connection
+    @contextlib.contextmanager
+    def raw(self, *parts: bytes) -> Iterator[socket.socket]:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as connection:
+            for part in parts:
+                connection.sendall(part)
+            yield connection
 
     @property
     def seen(self) -> list[Seen]:
@@ -620,3 +637,39 @@ class Rig:
 
 def agent(agent_id: str, **fields: Any) -> AgentPolicy:
     return AgentPolicy(agent_id=agent_id, **fields)
+
+
+QWEN = ("Qwen/Qwen2.5-7B", "qwen")
+PHI = ("microsoft/phi-4", "phi")
+CHAT = {"x-agent-id": "chat-web"}
+
+
+def standard_fleet(rig: Rig) -> list[WorkerRecord]:
+    """Qwen on the first two workers, phi on the last two."""
+    served = [(QWEN,), (QWEN, PHI), (PHI,)]
+    return [
+        record(worker.name, worker.endpoint, *models)
+        for worker, models in zip(rig.workers, served, strict=False)
+    ]
+
+
+def standard_config(**sections: Any) -> Config:
+    return Config(
+        agents=[
+            agent("chat-web", model_family="qwen", priority=10),
+            agent("batch-summary", model_family="phi", priority=1),
+            agent("lonely", model_family="mistral"),
+            agent("strict", model_family="qwen", failure_mode="closed"),
+        ],
+        **sections,
+    )
+
+
+@contextlib.contextmanager
+def running(directory: Path, config: Config | None = None, **options: Any) -> Iterator[Rig]:
+    """A started rig with the standard fleet."""
+    rig = Rig(directory, config or standard_config(), **options)
+    try:
+        yield rig.start()
+    finally:
+        rig.close()
