@@ -91,14 +91,15 @@ class Session(ABC, Generic[Request, Response]):
         snapshot = self._snapshot
         if snapshot is None:
             return None
-        waiting = self._endpoints_awaited(now)
         for substream in self._substreams:
-            if waiting and substream.traits.order in _AFTER_ENDPOINTS:
+            if substream.traits.order in _AFTER_ENDPOINTS and self._endpoints_awaited(now):
                 continue
             if (response := self._respond(substream, snapshot, Phase.MAKE, now)) is not None:
                 return response
         # A client that refused its new routes still runs the old ones, and needs what they name.
-        if waiting or not all(substream.settled for substream in self._substreams if substream.traits.refers):
+        if self._endpoints_awaited(now) or not all(
+            substream.settled for substream in self._substreams if substream.traits.refers
+        ):
             return None
         for substream in self._substreams:
             if substream.traits.removed_last:

@@ -8,7 +8,7 @@ from xds_server.resource import Resource
 from xds_server.session import DEFAULT_LIMITS, Limits, Session
 from xds_server.snapshot import Snapshot, fingerprint
 from xds_server.substream import Substream
-from xds_server.told import Due, Phase, Verdict
+from xds_server.told import Due, Phase
 from xds_server.traits import traits_of
 
 
@@ -31,9 +31,14 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
             # Older than our last response: the client's next request, which answers that one, has the names as well.
             if request.response_nonce != substream.nonce:
                 return
-        substream.apply(substream.subscription.replace(request.resource_names))
+        change = substream.subscription.replace(request.resource_names)
+        held: dict[str, str] = {}
         if first and request.version_info:
             self._claims[request.type_url] = request.version_info
+            # It has some content of these, we cannot tell which: enough to empty what has gone meanwhile.
+            if substream.traits.blank is not None:
+                held = dict.fromkeys(request.resource_names, request.version_info)
+        substream.apply(change, held)
 
     def _answer(self, substream: Substream, request: DiscoveryRequest) -> None:
         nonce = request.response_nonce
@@ -54,8 +59,9 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
 
     def _respond(self, substream: Substream, snapshot: Snapshot, phase: Phase, now: float) -> DiscoveryResponse | None:
         self._compare_claim(substream, snapshot)
-        substream.retry_together()
         due = substream.due(snapshot, phase)
+        if substream.retry_together():
+            due = substream.due(snapshot, phase)
         if substream.whole:
             return self._respond_whole(substream, snapshot, due, now)
         # There is no way to say that one of these is gone.
@@ -73,7 +79,7 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
         wanted = snapshot.of_type(substream.type_url)
         resources = [resource for name, resource in wanted.items() if substream.subscription.wants(name)]
         # What is to go later must be listed until then.
-        kept = {name: _kept(substream, name) for name in due.leaving}
+        kept = {name: substream.told[name].kept for name in due.leaving}
         resources += [resource for resource in kept.values() if resource is not None]
         resources.sort(key=lambda resource: resource.name)
         absent = [*due.absent, *(name for name, resource in kept.items() if resource is None)]
@@ -94,12 +100,6 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
             and claim == snapshot.version(substream.type_url)
         ):
             substream.adopt(snapshot)
-
-
-def _kept(substream: Substream, name: str) -> Resource | None:
-    """What the client runs of a resource that no longer exists; None where it never accepted any."""
-    told = substream.told[name]
-    return told.accepted if told.verdict is Verdict.REJECTED else told.resource
 
 
 def _response(type_url: str, nonce: str, version: str, resources: Iterable[Resource]) -> DiscoveryResponse:

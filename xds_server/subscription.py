@@ -80,7 +80,8 @@ class Subscription:
         self.names = listed - {WILDCARD}
         # Once a name was given, an empty list means nothing at all.
         self.mode = Mode.WILDCARD if WILDCARD in listed else Mode.NAMED
-        asked = self.names - before
+        # What the wildcard covered, the client has.
+        asked = _NOTHING if covered_all else self.names - before
         released = before - self.names
         if self.covers_all and not covered_all:
             asked |= {WILDCARD}

@@ -126,8 +126,10 @@ class Substream:
                 target = Resource.of(self.type_url, name, self.traits.blank(name))
             if target is not None and told is not None and told.version == target.version and not asked:
                 continue
-            if gone and self.traits.removed_last and phase is Phase.MAKE and not asked:
+            if gone and told is not None and self.traits.removed_last and phase is Phase.MAKE:
                 leaving.append(name)
+                if asked and told.kept is not None:
+                    upserts.append(told.kept)
             elif target is not None:
                 upserts.append(target)
             elif gone or asked or (told is None and name in self.subscription.names):
@@ -155,11 +157,11 @@ class Substream:
                 return snapshot.get(self.type_url, name)
         return None
 
-    def retry_together(self) -> None:
-        """Send all of those with the next response."""
-        if names := self._holds.take_all() & self.told.keys():
-            self._quiet.clear()
-            self._asked |= names
+    def retry_together(self) -> bool:
+        """Make all of those due at once. Were there any?"""
+        names = self._holds.take_all() & self.told.keys()
+        self._asked |= names
+        return bool(names)
 
     # --- what was sent ---
 

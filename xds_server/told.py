@@ -44,6 +44,11 @@ class Told:
     resource: Resource | None = None
     accepted: Resource | None = None
 
+    @property
+    def kept(self) -> Resource | None:
+        """What the client runs until it is told of an end; None where we do not know, or it refused all it got."""
+        return self.accepted if self.verdict is Verdict.REJECTED else self.resource
+
 
 @dataclass(frozen=True, slots=True)
 class Due:
