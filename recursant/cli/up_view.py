@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self, TextIO
@@ -17,7 +16,7 @@ from recursant.fleet.address import join_address
 from recursant.names import AGENT_ID, LOOPBACK
 from recursant.supervise.layout import Layout
 from recursant.supervise.plan import dialled
-from recursant.supervise.process import Died, Event, ProcessSpec, Ready, Started, describe_exit
+from recursant.supervise.process import Died, Event, ProcessSpec, Ready, describe_exit
 from recursant.supervise.rundir import RunDirectory
 
 _LOOPBACKS: Final = (LOOPBACK, "::1", "localhost")
@@ -35,16 +34,15 @@ class UpView:
         run: RunDirectory,
         specs: Sequence[ProcessSpec],
         *,
-        out: TextIO = sys.stdout,
-        err: TextIO = sys.stderr,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
     ) -> None:
         self._layout = layout
         self._run = run
         self._missing = [spec.name for spec in specs]
-        self._out = out
-        self._err = err
-        self._began = time.monotonic()
-        self._console = Console(file=err, highlight=False)
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._console = Console(file=self._err, highlight=False)
         self._status: Status | None = None
 
     def __enter__(self) -> Self:
@@ -68,12 +66,11 @@ class UpView:
                     self._note(f"{name} is back")
                 elif self._status is None:
                     self._note(f"{name} is up after {after_s:.1f} s")
-                self._show_progress(self._progress())
+                if self._status is not None:
+                    self._status.update(self._progress())
             case Died(name, pid, exit_status, restart_in_s):
                 then = "" if restart_in_s is None else f", starting it again in {restart_in_s:g} s"
                 self._note(f"{name} (pid {pid}) died: {describe_exit(exit_status)}{then}")
-            case Started():
-                pass
 
     def waiting(self, reason: str) -> None:
         """Everything runs, but the gateway is not ready."""
@@ -90,12 +87,7 @@ class UpView:
         self._note("stopping at once" if at_once else "stopping; running requests may end (Ctrl-C again: at once)")
 
     def _progress(self) -> str:
-        waiting = ", ".join(self._missing) or "the gateway"
-        return f"starting, {time.monotonic() - self._began:.1f} s: waiting for {waiting}"
-
-    def _show_progress(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(text)
+        return f"starting: waiting for {', '.join(self._missing) or 'the gateway'}"
 
     def _end_progress(self) -> None:
         if self._status is not None:
