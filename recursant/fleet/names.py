@@ -20,13 +20,17 @@ class NameTable:
         return list(self._workers)
 
     def endpoint(self, worker_id: str, address: str) -> str | None:
-        """`ip:port` of a worker that says it is at `address`; None while that has no IP address."""
+        """`ip:port` of a worker that says it is at `address`; None while that has no IP address.
+
+        Raises:
+            ValueError: `address` is none. Reports and the configuration are checked before they come here.
+        """
         said = self._said.get(worker_id)
         if said is None or said[0] != address:
             said = self._enter(worker_id, address)
         _, name, ip, port = said
         if name is None:
-            return join_address(ip, port) if ip else None
+            return join_address(ip, port)
         found = self._address_of.get(name)
         return join_address(found, port) if found else None
 
@@ -51,14 +55,9 @@ class NameTable:
 
     def _enter(self, worker_id: str, address: str) -> tuple[str, str | None, str, int]:
         self.drop(worker_id)
-        try:
-            host, port = split_address(address)
-        except ValueError:
-            # Only the configuration can say such a thing; the worker stays unresolved.
-            said: tuple[str, str | None, str, int] = (address, None, "", 0)
-        else:
-            ip = as_ip(host)
-            said = (address, None, ip, port) if ip else (address, host, "", port)
+        host, port = split_address(address)
+        ip = as_ip(host)
+        said: tuple[str, str | None, str, int] = (address, None, ip, port) if ip else (address, host, "", port)
         self._said[worker_id] = said
         if said[1] is not None:
             self._workers.setdefault(said[1], set()).add(worker_id)

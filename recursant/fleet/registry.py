@@ -141,6 +141,7 @@ class Registry:
                     continue
                 entry = self._add(state)
             entry.take(state, self._window(state), now)
+            self._next_due = -math.inf
             if not (first or entry.static):
                 self._set_missing(entry, now)
             updates.append(self._write(entry))
@@ -167,7 +168,6 @@ class Registry:
             self._heal(now)
         self._link = Link.UP
         self._heard = max(self._heard, now)
-        self._next_due = -math.inf
 
     # --- what the resolver needs and brings ---
 
@@ -320,7 +320,6 @@ class Registry:
     def _add(self, state: WorkerState) -> Entry:
         entry = Entry(state, static=False, window=self._window(state))
         self._entries[state.id] = entry
-        self._next_due = -math.inf
         return entry
 
     def _claim(self, entry: Entry) -> list[Update]:

@@ -2,7 +2,6 @@
 
 from recursant.config.model import Config, StaticWorker
 from recursant.fleet.address import join_address
-from recursant.store.codec import MAX_REPORT_INTERVAL_MS
 from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
 
 
@@ -17,7 +16,7 @@ def static_state(worker: StaticWorker) -> WorkerState:
         id=worker.worker_id,
         address=join_address(worker.host, worker.port),
         phase=WorkerPhase.WORKER_PHASE_READY,
-        report_interval_ms=min(worker.scrape_interval_ms, MAX_REPORT_INTERVAL_MS),
+        report_interval_ms=worker.scrape_interval_ms,
     )
     for model in worker.models:
         if isinstance(model, str):

@@ -16,8 +16,8 @@ from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
 MAX_STATE_BYTES: Final = 65_536
 MAX_ID_CHARS: Final = 128
 MAX_NAME_CHARS: Final = 256
-# Liveness waits for three of these.
-MAX_REPORT_INTERVAL_MS: Final = 600_000
+# Liveness waits for three of these; no configured worker is asked more rarely either.
+MAX_REPORT_INTERVAL_MS: Final = 3_600_000
 
 _PHASE_PREFIX: Final = "WORKER_PHASE_"
 _PHASE_NAMES: Final = {

@@ -86,9 +86,3 @@ def test_a_name_is_asked_for_while_somebody_is_there() -> None:
 
 def test_ipv6_is_written_in_one_way() -> None:
     assert NameTable().endpoint("w", "[2001:DB8:0:0::7]:8000") == "[2001:db8::7]:8000"
-
-
-def test_an_address_that_is_none_has_no_endpoint() -> None:
-    table = NameTable()
-    assert table.endpoint("w", "not an address") is None
-    assert table.names() == []
