@@ -1,0 +1,49 @@
+"""What the API needs from the rest of the product, so that it can be built without it."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from recursant.api.exposition import Part
+from recursant.api.reports import ReportSink
+from recursant.fleet.worker import WorkerRecord
+
+
+class Fleet(Protocol):
+    """The fleet as this process knows it; `FleetDirectory` is one."""
+
+    @property
+    def records(self) -> Mapping[str, WorkerRecord]:
+        """The newest record of every worker, by id."""
+
+    @property
+    def loaded(self) -> bool:
+        """The fleet is known, from Redis or as far as it can be without."""
+
+    @property
+    def redis_up(self) -> bool:
+        """Redis answers now."""
+
+    def snapshot_age_s(self, now: float) -> float:
+        """Seconds since the last message from Redis; infinite before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """The API's surroundings.
+
+    Attributes:
+        fleet: who is in the fleet.
+        reports: takes the workers' reports.
+        registry: this process's own metrics.
+        read_peers: the other services' metrics; whoever does not answer has no text.
+        clock: the monotonic clock that `fleet` uses, in seconds.
+    """
+
+    fleet: Fleet
+    reports: ReportSink
+    registry: CollectorRegistry
+    read_peers: Callable[[], Awaitable[Sequence[Part]]]
+    clock: Callable[[], float]

@@ -1,0 +1,144 @@
+"""The api service: the control API on its port, the fleet followed, the configured workers scraped."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from recursant.api.app import create_app
+from recursant.api.dependencies import Dependencies
+from recursant.api.metrics import ApiCollector
+from recursant.api.peers import Peers
+from recursant.api.reports import ReportSink
+from recursant.config.checks import is_loopback
+from recursant.config.model import Config
+from recursant.fleet.address import join_address
+from recursant.fleet.directory import FleetDirectory
+from recursant.store.workers import WorkerStore
+from recursant.worker.scrape import StaticScraper
+
+# Requests here take a second at most.
+DRAIN_SECONDS: Final = 3
+_KEEP_ALIVE_SECONDS: Final = 30
+_BACKLOG: Final = 1_024
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(config: Config, stop: asyncio.Event) -> None:
+    """Serve the control API on `config.api` until `stop` is set, then finish what is running.
+
+    Raises:
+        OSError: the address cannot be used.
+        ValueError: `redis.url` is not a URL of Redis.
+    """
+    directory = FleetDirectory(config)
+    store = WorkerStore(config.redis.url) if config.redis.url else None
+    with _bound(config.api.host, config.api.port) as listener:
+        # The other services are our own: no proxy for the way out stands between.
+        async with httpx.AsyncClient(trust_env=False) as client:
+            app = create_app(_dependencies(config, directory, store, client))
+            server = _Server(app, join_address(config.api.host, config.api.port))
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    background = [tasks.create_task(directory.run())]
+                    if store is not None and config.workers:
+                        background.append(tasks.create_task(StaticScraper(config, store).run()))
+                    await server.serve_until(stop, listener)
+                    for task in background:
+                        task.cancel()
+            finally:
+                if store is not None:
+                    await store.close()
+
+
+def _dependencies(
+    config: Config, directory: FleetDirectory, store: WorkerStore | None, client: httpx.AsyncClient
+) -> Dependencies:
+    sink = ReportSink(None if store is None else store.publish)
+    registry = CollectorRegistry()
+    registry.register(ApiCollector(directory, sink, time.monotonic))
+    ProcessCollector(registry=registry)
+    return Dependencies(
+        fleet=directory,
+        reports=sink,
+        registry=registry,
+        read_peers=Peers(config, client).read,
+        clock=time.monotonic,
+    )
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that is bound here: uvicorn itself would end the process where the port is in use."""
+    if not is_loopback(host):
+        _log.warning(
+            "the control API listens on %s: whoever reaches it can add workers, to which prompts are sent; "
+            "keep it behind a firewall",
+            host,
+        )
+    try:
+        # The first address of a name, as the printed one should be the one that is used.
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise OSError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise OSError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
+        yield listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own ideas about signals and logs: the process has one owner for each."""
+
+    def __init__(self, app: FastAPI, address: str) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                # Not what a proxy says: a report's host is filled in from the real one.
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+                backlog=_BACKLOG,
+            )
+        )
+        self._address = address
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so when it is true."""
+        await super().startup(sockets)
+        _log.info("listening on %s", self._address)
+
+    async def serve_until(self, stop: asyncio.Event, listener: socket.socket) -> None:
+        """Serve on a bound socket until `stop` is set."""
+        stopping = asyncio.create_task(self._stop_at(stop))
+        try:
+            await self.serve([listener])
+        finally:
+            stopping.cancel()
+
+    async def _stop_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.should_exit = True
