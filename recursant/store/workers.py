@@ -124,7 +124,11 @@ class WorkerStore:
             else:
                 pipe.hset(WORKERS, state.id, data)
             pipe.publish(WORKER_EVENTS, data)
-            await pipe.execute()
+            # Its own error text would repeat the whole command.
+            results = await pipe.execute(raise_on_error=False)
+        for result in results:
+            if isinstance(result, Exception):
+                raise StoreError(_reason(result))
 
     async def load(self) -> list[WorkerState]:
         """The last report of every worker; what cannot be read is left out with a warning.
