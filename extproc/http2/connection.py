@@ -62,7 +62,7 @@ class Connection:
         self._draining = False
 
         self._control = TokenBucket(limits.control)
-        self._window_updates = TokenBucket(limits.window_updates)
+        self._chatter = TokenBucket(limits.chatter)
         self._early_resets = TokenBucket(limits.early_resets)
         self._abandoned = TokenBucket(limits.abandoned)
 
@@ -376,7 +376,7 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             self._registry.must_not_be_idle(stream_id, "RST_STREAM")
-            self._spend(self._control, "RST_STREAM on closed streams")
+            self._spend(self._chatter, "RST_STREAM on closed streams")
             return
         if not stream.received:
             self._spend(self._early_resets, "streams reset before their content")
@@ -420,7 +420,7 @@ class Connection:
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY shorter than 8")
 
     def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
-        self._spend(self._window_updates, "WINDOW_UPDATE")
+        self._spend(self._chatter, "WINDOW_UPDATE")
         increment = frames.read_u32(payload, "WINDOW_UPDATE") & frames.INCREMENT_MASK
         if stream_id == 0:
             if increment == 0:

@@ -48,7 +48,8 @@ class Limits:
         pending_bytes: answers that wait for the client to make room.
         control: frames that carry no request: PING, SETTINGS (which weigh `SETTINGS_COST`), PRIORITY, empty DATA,
             unknown types.
-        window_updates: WINDOW_UPDATE frames.
+        chatter: frames that cost us nothing but their reading, and that come with every request: WINDOW_UPDATE, and
+            the RST_STREAM that Envoy sends after both sides have ended a stream.
         early_resets: streams reset before they carried anything, and those that we must reset: the "rapid reset"
             of CVE-2023-44487 and its mirror image, CVE-2025-8671.
         abandoned: streams reset after their request and before our answer. Envoy does that to all of them when it
@@ -64,7 +65,7 @@ class Limits:
     connection_window: int = 16_777_216
     pending_bytes: int = 67_108_864
     control: Rate = Rate(burst=10_000, per_second=1_000)
-    window_updates: Rate = Rate(burst=100_000, per_second=20_000)
+    chatter: Rate = Rate(burst=100_000, per_second=20_000)
     early_resets: Rate = Rate(burst=1_000, per_second=100)
     abandoned: Rate = Rate(burst=50_000, per_second=10_000)
 

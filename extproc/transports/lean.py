@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from extproc.grpc.context import ServerContext
 from extproc.grpc.server import application
@@ -180,9 +180,9 @@ class _Peer(asyncio.Protocol):
     # --- asyncio.Protocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - both servers are stream servers
-        self._transport = transport
-        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        # Stream servers make stream transports; uvloop's do not derive from asyncio's class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         _keep_alive(transport.get_extra_info("socket"))
         self._entered(self)
         self._connection.start()
