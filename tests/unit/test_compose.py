@@ -18,12 +18,18 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+CONFIG = load_config(ROOT / "deploy/compose/recursant.yaml")
 CONFIG_IN_CONTAINER = "/etc/recursant/recursant.yaml"
 
 
 def instructions(word: str) -> list[str]:
     joined = DOCKERFILE.replace("\\\n", " ")
     return [line.removeprefix(word).strip() for line in joined.splitlines() if line.startswith(f"{word} ")]
+
+
+def copied() -> set[str]:
+    """What the image is built from."""
+    return {source for line in instructions("COPY") if "--from" not in line for source in shlex.split(line)[:-1]}
 
 
 def test_the_services_there_are() -> None:
@@ -90,21 +96,18 @@ def test_simulated_workers_are_reachable_from_other_containers(name: str) -> Non
     assert options["advertise"] == f"{name}:{options['port']}"
     assert options["port"] == names.WORKER_PORT
     assert options["worker_id"] == name
-    assert OURS[name]["environment"] == {
-        "RECURSANT_REDIS_URL": load_config(ROOT / "deploy/compose/recursant.yaml").redis.url
-    }
+    assert OURS[name]["environment"] == {"RECURSANT_REDIS_URL": CONFIG.redis.url}
 
 
 def test_the_configuration_names_the_services() -> None:
-    config = load_config(ROOT / "deploy/compose/recursant.yaml")
-    assert config.redis.url == "redis://redis:6379/0"
-    assert config.extproc.listen == (f"extproc:{names.EXTPROC_PORT}",)
-    hosts = {config.xds.host, config.xds.metrics_host, config.extproc.metrics_host, config.api.host}
-    assert hosts | {worker.host for worker in config.workers} <= set(SERVICES)
-    assert config.gateway.host == "0.0.0.0"
-    assert config.gateway.admin_host == names.LOOPBACK  # Whoever reaches it can stop Envoy.
+    assert CONFIG.redis.url == "redis://redis:6379/0"
+    assert CONFIG.extproc.listen == (f"extproc:{names.EXTPROC_PORT}",)
+    hosts = {CONFIG.xds.host, CONFIG.xds.metrics_host, CONFIG.extproc.metrics_host, CONFIG.api.host}
+    assert hosts | {worker.host for worker in CONFIG.workers} <= set(SERVICES)
+    assert CONFIG.gateway.host == "0.0.0.0"
+    assert CONFIG.gateway.admin_host == names.LOOPBACK  # Whoever reaches it can stop Envoy.
     # Everything else by default: the code's ports.
-    assert (config.gateway.port, config.xds.port, config.api.port) == (
+    assert (CONFIG.gateway.port, CONFIG.xds.port, CONFIG.api.port) == (
         names.GATEWAY_PORT,
         names.XDS_PORT,
         names.API_PORT,
@@ -112,14 +115,13 @@ def test_the_configuration_names_the_services() -> None:
 
 
 def test_a_worker_for_each_family_of_the_agents() -> None:
-    config = load_config(ROOT / "deploy/compose/recursant.yaml")
     models = [model for name in OURS if name.startswith("sim-") for model in parse(OURS[name]["command"])[1]["model"]]
-    for agent in config.agents:
+    for agent in CONFIG.agents:
         assert any(agent.model_family and agent.model_family in model.lower() for model in models)
 
 
 def test_vllm_listens_where_it_is_scraped() -> None:
-    [worker] = load_config(ROOT / "deploy/compose/recursant.yaml").workers
+    [worker] = CONFIG.workers
     vllm = SERVICES[worker.host]
     command = vllm["command"]
     assert vllm["profiles"] == ["gpu"]
@@ -136,16 +138,14 @@ def test_containers_may_end_their_requests() -> None:
 def test_the_image_is_built_from_files_that_exist_and_are_sent_to_the_builder() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     sent = {line.removeprefix("!") for line in ignored if line.startswith("!")}
-    copied = {source for line in instructions("COPY") if "--from" not in line for source in shlex.split(line)[:-1]}
     assert ignored[0] == "*"
-    assert all((ROOT / source).exists() for source in copied)
-    assert copied == sent
+    assert all((ROOT / source).exists() for source in copied())
+    assert copied() == sent
 
 
 def test_the_image_holds_all_that_the_wheel_is_built_from() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    copied = {source for line in instructions("COPY") if "--from" not in line for source in shlex.split(line)[:-1]}
-    assert {*wheel["packages"], *wheel["force-include"]} <= copied
+    assert {*wheel["packages"], *wheel["force-include"]} <= copied()
 
 
 def test_the_image_runs_our_command_without_root() -> None:
