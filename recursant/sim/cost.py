@@ -67,7 +67,8 @@ class CostModel:
             return 1
         slope = self._decode_slope * sequences / 2
         linear = first - slope
-        steps = (sqrt(linear * linear + 4 * slope * seconds) - linear) / (2 * slope) if slope else seconds / first
+        # The root of slope * n^2 + linear * n = seconds, in the form that a slope near zero does not cancel out.
+        steps = 2 * seconds / (linear + sqrt(linear * linear + 4 * slope * seconds))
         return max(1, int(steps))
 
     def jittered(self, seconds: float, steps: int = 1) -> float:

@@ -80,9 +80,9 @@ class Request:
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def respond_json(self, status: int, value: Any) -> None:
+    async def respond_json(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
         """A whole response with a JSON body."""
-        await self.respond(status, json.dumps(value, separators=(",", ":")).encode())
+        await self.respond(status, json.dumps(value, separators=(",", ":")).encode(), headers=headers)
 
     async def respond_error(self, error: ApiError) -> None:
         """An error in vLLM's form."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from recursant.sim import text
+from recursant.sim import orca, text
 from recursant.sim.control import Control
 from recursant.sim.errors import ApiError, bad_request, engine_dead, invalid_body
 from recursant.sim.faults import FaultKind, FaultSpec
@@ -142,7 +142,9 @@ class SimServer:
                 return
         choices = [(choice, choice.take()[0]) for choice in generation.choices]
         completion_tokens = sum(choice.reply.tokens for choice in generation.choices)
-        await request.respond_json(200, response.whole(choices, generation.spec.prompt_tokens, completion_tokens))
+        body = response.whole(choices, generation.spec.prompt_tokens, completion_tokens)
+        load = orca.load_report(request.header(orca.REQUEST_HEADER), self._worker.engine)
+        await request.respond_json(200, body, load)
 
     async def _stream(
         self, request: Request, generation: Generation, response: StreamFormat, error_after: int | None

@@ -178,6 +178,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = "the port is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-        raise ListenError(error.errno, f"cannot listen on {host}:{port}: {reason}") from None
+        raise ListenError(f"cannot listen on {host}:{port}: {reason}") from None
     listener.setblocking(False)
     return listener

@@ -156,6 +156,36 @@ def test_priority_decides_who_loses_its_blocks() -> None:
     assert (unimportant.preemptions > 0, important.preemptions) == (True, 0)
 
 
+def test_the_others_go_on_in_the_step_that_throws_one_out() -> None:
+    profile = replace(SMALL_CACHE, max_num_batched_tokens=6, max_num_seqs=3)
+    engine = Engine(profile, policy=SchedulingPolicy.PRIORITY, prefix_caching=False)
+    engine.add(EngineRequest("low", 4, 6, priority=9), 0.0)
+    engine.step(0.0)
+    engine.add(EngineRequest("middle", 5, 5, priority=5), 1.0)
+    engine.step(1.0)
+    engine.add(EngineRequest("high", 14, 1, priority=0), 2.0)
+    results = drain(engine, 2.0)
+    # "low" stands before "middle", which needs its blocks, and "high" after both.
+    (result,) = [result for result in results if result.preempted]
+    assert [sequence.request_id for sequence in result.preempted] == ["low"]
+    assert [sequence.request_id for sequence, _ in result.outputs] == ["middle", "high"]
+
+
+def test_who_is_thrown_out_gives_its_tokens_of_the_step_back() -> None:
+    profile = replace(SMALL_CACHE, kv_blocks=10, max_num_batched_tokens=6, max_num_seqs=3)
+    engine = Engine(profile, policy=SchedulingPolicy.PRIORITY, prefix_caching=False)
+    engine.add(EngineRequest("low", 14, 7, priority=9), 0.0)
+    engine.step(0.0)
+    engine.add(EngineRequest("middle", 12, 7, priority=5), 1.0)
+    engine.add(EngineRequest("high", 11, 7, priority=0), 1.0)
+    results = drain(engine, 1.0)
+    # "low" decodes and is part of the step already when "middle" needs its blocks; "high" is still in its prefill
+    # and takes whatever the budget leaves.
+    (result,) = [result for result in results if result.preempted]
+    assert [sequence.request_id for sequence in result.preempted] == ["low"]
+    assert result.tokens == 6
+
+
 def test_priority_first_then_arrival() -> None:
     engine = Engine(replace(SMALL_CACHE, max_num_seqs=1), policy=SchedulingPolicy.PRIORITY)
     for name, priority in (("a", 3), ("b", 1), ("c", 3), ("d", 1), ("e", -7)):
@@ -331,6 +361,28 @@ def test_merged_decode_steps_end_like_single_ones() -> None:
     assert [end for _, end in merged] == pytest.approx([end for _, end in single])
 
 
+def test_a_first_step_is_never_merged() -> None:
+    engine = Engine(SMALL_CACHE)
+    sequence = engine.add(EngineRequest("a", 1, 8), 0.0)
+    engine.step(0.0, 100.0)
+    assert (sequence.generated, sequence.first_token) == (1, 1.0)
+    engine.step(1.0, 100.0)
+    assert (sequence.generated, sequence.finished) == (8, 8.0)
+
+
+@pytest.mark.parametrize("horizon", [None, 100.0], ids=["single steps", "merged steps"])
+def test_output_whose_hashes_are_known_is_cached_too(horizon: float | None) -> None:
+    engine = Engine(SMALL_CACHE)
+    turn = EngineRequest("turn 1", 4, 10, block_hashes=[1, 2, 3])
+    engine.add(turn, 0.0)
+    while engine.has_work:
+        engine.step(0.0, horizon)
+    # The next turn's prompt is the first one's prompt and answer, and more.
+    again = engine.add(EngineRequest("turn 2", 16, 1, block_hashes=[1, 2, 3, 4]), 0.0)
+    engine.step(0.0)
+    assert again.cached_tokens == 12
+
+
 def test_merged_steps_end_by_the_horizon() -> None:
     engine = Engine(replace(profile_named("a100-llama-3-8b"), jitter=0.0))
     engine.add(EngineRequest("a", 100, 1_000), 0.0)
@@ -397,7 +449,7 @@ class Fleet:
             if sequence.state is SequenceState.RUNNING:
                 assert sequence.blocks * self.profile.block_tokens >= sequence.computed
             else:
-                assert sequence.blocks == 0
+                assert (sequence.blocks, sequence.computed, sequence.scheduled) == (0, 0, 0)
         stats = self.engine.stats()
         waiting = [one for one in self.alive.values() if one.state is SequenceState.WAITING]
         assert stats.waiting_tokens == sum(sequence.length for sequence in waiting)
