@@ -70,10 +70,6 @@ def _workers(data: Data) -> Iterator[Finding]:
                 yield Finding((*location, "id"), "worker id given twice", shown(name), first=first)
             elif address is not None and addresses[address] == location:
                 yield Finding(location, "worker id given twice", shown(name), first=first)
-    bound = _section(data, "limits").get("workers", Config().limits.workers)
-    entries = data.get("workers")
-    if _is_number(bound) and isinstance(entries, list) and len(entries) > bound:
-        yield Finding(("workers",), f"more workers than limits.workers, which is {bound}", shown(entries))
 
 
 def _paths(data: Data) -> Iterator[Finding]:

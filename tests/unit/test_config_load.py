@@ -305,18 +305,14 @@ redis: {url: 'http://h'}
         """\
 routing:
   weights: {token_rate: 0, queue: 0}
-limits:
-  workers: 1
-workers: [{host: a}, {host: b}]
 extproc:
   message_timeout_ms: 500
   max_message_timeout_ms: 400
 """,
         [
             (2, "routing.weights", "a mapping", "at least one weight must be above 0", "a mapping"),
-            (5, "workers", "a list of 2", "more workers than limits.workers, which is 1", None),
             (
-                8,
+                5,
                 "extproc.max_message_timeout_ms",
                 "400",
                 "shorter than extproc.message_timeout_ms",
