@@ -647,10 +647,7 @@ CHAT = {"x-agent-id": "chat-web"}
 def standard_fleet(rig: Rig) -> list[WorkerRecord]:
     """Qwen on the first two workers, phi on the last two."""
     served = [(QWEN,), (QWEN, PHI), (PHI,)]
-    return [
-        record(worker.name, worker.endpoint, *models)
-        for worker, models in zip(rig.workers, served, strict=False)
-    ]
+    return [record(worker.name, worker.endpoint, *models) for worker, models in zip(rig.workers, served, strict=False)]
 
 
 def standard_config(**sections: Any) -> Config:

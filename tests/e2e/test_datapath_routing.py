@@ -1,4 +1,4 @@
-"""Where requests go: extproc's list, Envoy's own policy when extproc is away, the path table, what clients may not say."""
+"""Where requests go: by extproc's list, by Envoy alone, by path; and what clients may not say."""
 
 import json
 import time
@@ -70,7 +70,9 @@ def test_a_dead_worker_costs_one_attempt(rig: Rig) -> None:
     dead = nobody()
     rig.push(fleet=[*standard_fleet(rig), record("dead", dead, QWEN)])
     try:
-        eventually(lambda: rig.stats("cluster.fleet.membership_total")["cluster.fleet.membership_total"] == 4, "4 hosts")
+        eventually(
+            lambda: rig.stats("cluster.fleet.membership_total")["cluster.fleet.membership_total"] == 4, "4 hosts"
+        )
         before = rig.stats("cluster.fleet.upstream_rq_retry$")["cluster.fleet.upstream_rq_retry"]
         rig.ext_proc.decide = lambda _: listed(dead, rig.workers[1].endpoint)
         assert rig.chat(CHAT).worker == "w1"
@@ -286,7 +288,9 @@ def test_weights_share_the_load(alone: Rig) -> None:
 
 def _weights(rig: Rig) -> set[str]:
     text = urllib.request.urlopen(f"http://127.0.0.1:{rig.admin_port}/clusters").read().decode()
-    return {line.rsplit("::", 1)[1] for line in text.splitlines() if line.startswith("fleet::") and "::weight::" in line}
+    return {
+        line.rsplit("::", 1)[1] for line in text.splitlines() if line.startswith("fleet::") and "::weight::" in line
+    }
 
 
 def test_a_draining_worker_gets_nothing_new_but_what_extproc_sends(rig: Rig) -> None:

@@ -24,16 +24,24 @@ _ALREADY_JSON: Final = f"response.headers['content-type'] == '{_JSON}'"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The `type`, `code` and `param` of the errors that a CEL expression selects."""
+    """The error that a CEL expression selects; its message is what the reply says, unless it says nothing."""
 
     when: str
     type: str
     code: str
     param: str | None = None
+    message: str = "%LOCAL_REPLY_BODY%"
 
 
 # The first that fits counts. Statuses that nobody sends on purpose fall to the last two.
 SHAPES: Final = (
+    Shape(
+        # Envoy's own 400 has no text, only a word for its reason.
+        "response.code == 400 && response.code_details != 'lua_response'",
+        "invalid_request_error",
+        "invalid_request",
+        message="the request is malformed: %RESPONSE_CODE_DETAILS%",
+    ),
     Shape("response.code == 400", "invalid_request_error", "invalid_request"),
     Shape("response.code == 403", "permission_error", "model_not_allowed", "model"),
     Shape(
@@ -77,7 +85,7 @@ def _untouched() -> hcm.ResponseMapper:
 
 
 def _mapper(shape: Shape) -> hcm.ResponseMapper:
-    error: Json = {"message": "%LOCAL_REPLY_BODY%", "type": shape.type, "param": shape.param, "code": shape.code}
+    error: Json = {"message": shape.message, "type": shape.type, "param": shape.param, "code": shape.code}
     retryable = any(f"== {status}" in shape.when for status in _RETRYABLE)
     return hcm.ResponseMapper(
         filter=_selected(shape.when),

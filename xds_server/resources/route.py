@@ -1,5 +1,6 @@
 """RDS: what Envoy answers itself (health, models), then the routes to the fleet, and what holds for all of them."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
@@ -34,6 +35,7 @@ _LONGEST_BACK_OFF: Final = timedelta(milliseconds=50)
 _OTHER_HOST_ATTEMPTS: Final = 5
 # Envoy's own bound on a static answer, which a long list of models passes.
 _DIRECT_RESPONSE_BYTES: Final = 4_096
+_ANY_ORIGIN: Final = "*"
 # What Envoy adds for workers, who have no use for it.
 _INTERNAL_HEADERS: Final = ("x-envoy-external-address", "x-envoy-internal")
 # Field numbers, for routes that are serialised already.
@@ -52,9 +54,10 @@ _EXPOSED: Final = (
 
 def gateway_routes(config: Config, workers: Sequence[WorkerRecord]) -> bytes:
     """The serialised RouteConfiguration."""
+    settings = config.gateway.cors
     cards = model_cards(workers)
     listed = model_list(cards.values())
-    routes = [*_health_routes(), *_model_routes(cards, listed), *fleet_routes(config, workers)]
+    routes = [*_health_routes(settings), *_model_routes(cards, listed, settings), *fleet_routes(config, workers)]
     host = bytes(_virtual_host(config)) + b"".join(embedded(_ROUTES, built) for built in routes)
     shell = route.RouteConfiguration(
         name=names.GATEWAY_ROUTES,
@@ -79,8 +82,8 @@ def _virtual_host(config: Config) -> route.VirtualHost:
 # --- answered by Envoy itself ---
 
 
-def _health_routes() -> Iterator[bytes]:
-    yield _answer("healthz", "/healthz", 200, '{"status":"ok"}', any_method=True)
+def _health_routes(settings: Cors) -> Iterator[bytes]:
+    yield _answer("healthz", "/healthz", 200, '{"status":"ok"}', settings, any_method=True)
     yield _readyz()
 
 
@@ -98,16 +101,25 @@ def _readyz() -> bytes:
     )
 
 
-def _model_routes(cards: Mapping[str, str], listed: str) -> Iterator[bytes]:
-    yield _answer("models", "/v1/models", 200, listed)
+def _model_routes(cards: Mapping[str, str], listed: str, settings: Cors) -> Iterator[bytes]:
+    yield _answer("models", "/v1/models", 200, listed, settings)
     for name, card in cards.items():
         for path in paths_of(name):
-            yield _answer("model", path, 200, card)
-    yield _answer("no model", "/v1/models/", 404, "no worker serves a model of this name", prefix=True)
+            yield _answer("model", path, 200, card, settings)
+    yield _answer("no model", "/v1/models/", 404, "no worker serves a model of this name", settings, prefix=True)
 
 
 @lru_cache(maxsize=8_192)
-def _answer(name: str, path: str, status: int, body: str, *, prefix: bool = False, any_method: bool = False) -> bytes:
+def _answer(
+    name: str,
+    path: str,
+    status: int,
+    body: str,
+    settings: Cors,
+    *,
+    prefix: bool = False,
+    any_method: bool = False,
+) -> bytes:
     """A static answer that neither extproc nor Lua sees. Kept: most models stay from change to change."""
     get = route.HeaderMatcher(name=":method", string_match=matcher.StringMatcher(exact="GET"))
     disabled = lua.LuaPerRoute(disabled=True)
@@ -127,8 +139,11 @@ def _answer(name: str, path: str, status: int, body: str, *, prefix: bool = Fals
             ),
             direct_response=_direct(status, body),
             typed_per_filter_config=packed(filters),
-            # An error gets its shape, and its type, as a local reply.
-            response_headers_to_add=[_json_type()] if status < 400 else [],
+            response_headers_to_add=[
+                # An error gets its shape, and its type, as a local reply.
+                *([_set_header("content-type", "application/json")] if status < 400 else []),
+                *([_allow_origin(settings)] if settings.allow_origins else []),
+            ],
         )
     )
 
@@ -137,11 +152,21 @@ def _direct(status: int, body: str) -> route.DirectResponseAction:
     return route.DirectResponseAction(status=status, body=core.DataSource(inline_string=body))
 
 
-def _json_type() -> core.HeaderValueOption:
+def _set_header(name: str, value: str) -> core.HeaderValueOption:
     return core.HeaderValueOption(
-        header=core.HeaderValue(key="content-type", value="application/json"),
+        header=core.HeaderValue(key=name, value=value),
         append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
+
+
+def _allow_origin(settings: Cors) -> core.HeaderValueOption:
+    """Let a browser read a static answer, which the CORS filter passes over."""
+    if _ANY_ORIGIN in settings.allow_origins:
+        return _set_header("access-control-allow-origin", _ANY_ORIGIN)
+    known = ", ".join(json.dumps(origin) for origin in settings.allow_origins)
+    # An empty value, for every other origin, adds nothing.
+    origin = f"%CEL(request.headers['origin'] in [{known}] ? request.headers['origin'] : '')%"
+    return _set_header("access-control-allow-origin", origin)
 
 
 # --- for every route ---
