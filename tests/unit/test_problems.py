@@ -9,12 +9,10 @@ from recursant.problems import ApiProblem
 
 
 def test_the_body_is_openais() -> None:
-    problem = ApiProblem(
-        400, 'quotes " and\nbreaks – and ü', "invalid_request_error", "x-agent-meta", "invalid_request"
-    )
+    problem = ApiProblem(400, 'quotes " and\nbreaks and ü', "invalid_request_error", "x-agent-meta", "invalid_request")
     assert json.loads(problem.body()) == {
         "error": {
-            "message": 'quotes " and\nbreaks – and ü',
+            "message": 'quotes " and\nbreaks and ü',
             "type": "invalid_request_error",
             "param": "x-agent-meta",
             "code": "invalid_request",
