@@ -30,11 +30,6 @@ class BlockPool:
         return self._empty + len(self._idle)
 
     @property
-    def cached(self) -> int:
-        """Blocks whose content the prefix cache knows, held or not."""
-        return len(self._shared) + len(self._idle)
-
-    @property
     def private(self) -> int:
         """Blocks that are held and have no hash of their own."""
         return self.total - self._empty - len(self._shared) - len(self._idle)

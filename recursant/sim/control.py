@@ -32,7 +32,7 @@ def crash() -> None:
 
 
 class Control:
-    """`/sim/faults` and `/sim/state`."""
+    """`/sim/faults`, `/sim/state` and `/sim/prefix-cache`."""
 
     def __init__(self, worker: SimWorker, on_crash: Callable[[], None] = crash) -> None:
         self._worker = worker
@@ -42,6 +42,7 @@ class Control:
         """Paths, methods and who handles them."""
         return {
             "/sim/faults": {"GET": self._list_faults, "POST": self._add_fault, "DELETE": self._clear_faults},
+            "/sim/prefix-cache": {"DELETE": self._forget_prefixes},
             "/sim/state": {"GET": self._state},
             _REQUESTS: {"GET": self._requests},
         }
@@ -72,6 +73,10 @@ class Control:
     async def _clear_faults(self, request: Request) -> None:
         self._worker.faults.clear()
         await request.respond_json(200, {"faults": []})
+
+    async def _forget_prefixes(self, request: Request) -> None:
+        self._worker.engine.reset_prefix_cache()
+        await request.respond_json(200, {})
 
     async def _state(self, request: Request) -> None:
         worker = self._worker

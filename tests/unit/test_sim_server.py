@@ -382,6 +382,9 @@ async def test_a_repeated_prefix_is_a_hit(sim: Sim) -> None:
     # 175 tokens are 10 full blocks of 16.
     assert await sim.metric(f"vllm:prefix_cache_hits_total{labels}") == 160
     assert await sim.metric(f"vllm:prefix_cache_queries_total{labels}") == 350
+    assert (await sim.client.delete("/sim/prefix-cache")).is_success
+    await sim.complete(prompt, max_tokens=1)
+    assert await sim.metric(f"vllm:prefix_cache_hits_total{labels}") == 160
 
 
 async def test_a_prompt_of_a_mebibyte_arrives_whole() -> None:
