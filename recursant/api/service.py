@@ -10,12 +10,13 @@ from typing import Final
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
+from starlette.types import ASGIApp
 
 from recursant.api.app import create_app
 from recursant.api.dependencies import Dependencies
 from recursant.api.metrics import ApiCollector
+from recursant.api.own_host import OwnHost
 from recursant.api.peers import Peers
 from recursant.api.reports import ReportSink
 from recursant.config.checks import is_loopback
@@ -45,7 +46,9 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
     with _bound(config.api.host, config.api.port) as listener:
         # The other services are our own: no proxy for the way out stands between.
         async with httpx.AsyncClient(trust_env=False) as client:
-            app = create_app(_dependencies(config, directory, store, client))
+            app: ASGIApp = create_app(_dependencies(config, directory, store, client))
+            if is_loopback(config.api.host):
+                app = OwnHost(app)
             server = _Server(app, join_address(config.api.host, config.api.port))
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -103,7 +106,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
 class _Server(uvicorn.Server):
     """uvicorn without its own ideas about signals and logs: the process has one owner for each."""
 
-    def __init__(self, app: FastAPI, address: str) -> None:
+    def __init__(self, app: ASGIApp, address: str) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

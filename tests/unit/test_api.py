@@ -16,6 +16,7 @@ from recursant.api.body import MAX_BODY_BYTES
 from recursant.api.dependencies import Dependencies
 from recursant.api.exposition import Part
 from recursant.api.metrics import ApiCollector
+from recursant.api.own_host import OwnHost
 from recursant.api.reports import MAX_PUBLISHING, ReportSink
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.store.codec import state_from_dict, state_to_dict
@@ -382,6 +383,35 @@ async def test_an_unexpected_error_is_logged_and_says_nothing(rig: Rig, caplog: 
     assert "hunter2" not in response.text
     error_of(response)
     assert "RuntimeError: hunter2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8001", 200),
+        ("127.0.0.1:8001", 200),
+        ("127.8.8.8", 200),
+        ("[::1]", 200),
+        ("[::1]:8001", 200),
+        ("", 200),
+        ("evil.example", 403),
+        ("evil.example:8001", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example:8001", 403),
+        ("10.0.0.1:8001", 403),
+        ("[::1", 403),
+        ("127.0.0.1:8001:evil", 403),
+    ],
+)
+async def test_a_web_page_under_its_own_name_is_refused(rig: Rig, host: str, status: int) -> None:
+    transport = httpx.ASGITransport(OwnHost(rig.app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        response = await client.post("/v1/worker/register", json=REPORT, headers={"host": host})
+    assert response.status_code == status
+    assert len(rig.published) == (status == 200)
+    if status != 200:
+        assert error_of(response)["code"] == "foreign_host"
 
 
 async def test_the_api_describes_itself(rig: Rig) -> None:

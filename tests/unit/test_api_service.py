@@ -262,6 +262,13 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
         await serve(config, asyncio.Event())
 
 
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 403), ("0.0.0.0", 200)])
+async def test_other_names_are_for_those_who_listen_wider(host: str, status: int) -> None:
+    async with running(config_of(None, api={"host": host, "port": free_port()})) as client:
+        answer = await client.get("/v1/health", headers={"host": "api.example:8001"})
+        assert answer.status_code == status
+
+
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
 async def test_listening_for_others_warns(host: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(None, api={"host": host, "port": free_port()})
