@@ -448,7 +448,12 @@ class Rig:
     """Envoy, its control plane, an ext_proc and some workers."""
 
     def __init__(
-        self, directory: Path, config: Config, hosts: Sequence[str] = ("127.0.0.1",) * 3, **envoy_options: str
+        self,
+        directory: Path,
+        config: Config,
+        hosts: Sequence[str] = ("127.0.0.1",) * 3,
+        dead_ext_procs: int = 0,
+        **envoy_options: str,
     ) -> None:
         self.directory = directory
         self.loop = Loop()
@@ -461,6 +466,8 @@ class Rig:
         self.port = free_port()
         self.admin_port = free_port()
         self.socket = directory / "extproc.sock"
+        # Others that are configured, but never listen.
+        self._ext_procs = [self.socket, *(directory / f"dead-{index}.sock" for index in range(dead_ext_procs))]
         self.config = self.placed(config)
         self.fleet: list[WorkerRecord] = []
         self._xds: Any = None
@@ -470,7 +477,7 @@ class Rig:
     def placed(self, config: Config) -> Config:
         """The configuration with this rig's addresses."""
         gateway = config.gateway.model_copy(update={"port": self.port, "admin_port": self.admin_port})
-        ext_proc = config.extproc.model_copy(update={"listen": (f"unix:{self.socket}",)})
+        ext_proc = config.extproc.model_copy(update={"listen": tuple(f"unix:{path}" for path in self._ext_procs)})
         xds = config.xds.model_copy(update={"port": self._xds_port})
         return config.model_copy(update={"gateway": gateway, "extproc": ext_proc, "xds": xds})
 

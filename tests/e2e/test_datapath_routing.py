@@ -5,6 +5,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from datapath_rig import CHAT, PHI, QWEN, Rig, Verdict, eventually, free_port, r
 
 from recursant import names
 from recursant.fleet.worker import WorkerStatus
+from xds_server.resources import breakers
 
 pytestmark = pytest.mark.e2e
 
@@ -331,3 +333,33 @@ def test_routing_resumes_when_extproc_is_back(rig: Rig) -> None:
     with rig.without_ext_proc():
         assert rig.chat(CHAT).worker in FAMILY_OF["chat-web"]
     assert rig.chat(CHAT).worker == "w2"
+
+
+def test_a_dead_extproc_process_among_several_is_left_out(tmp_path: Path) -> None:
+    with running(tmp_path, dead_ext_procs=2) as rig:
+        rig.ext_proc.decide = lambda _: listed(rig.workers[2].endpoint)
+        assert {rig.chat(CHAT).worker for _ in range(30)} == {"w2"}
+        # Nobody left is nothing new: fail open, and go on as soon as one is back.
+        rig.stop_ext_proc()
+        eventually(lambda: rig.chat(CHAT).worker in FAMILY_OF["chat-web"], "Envoy decides alone")
+        rig.start_ext_proc()
+        eventually(lambda: rig.chat(CHAT).worker == "w2", "extproc decides again")
+
+
+def test_failing_open_is_bounded_by_what_the_workers_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two running at each worker, eight waiting, one more is refused."""
+    monkeypatch.setattr(breakers, "SMALLEST_WORKER", 2)
+    monkeypatch.setattr(breakers, "SMALLEST_FLEET", 8)
+    monkeypatch.setattr(breakers, "DEFAULT_MAX_QUEUE", 1)
+    with running(tmp_path) as rig, ThreadPoolExecutor(20) as pool:
+        rig.stop_ext_proc()
+        for worker in rig.workers:
+            worker.do = {"delay": 1.0}
+        waiting = [pool.submit(rig.chat, CHAT) for _ in range(20)]
+        eventually(lambda: sum(done.done() for done in waiting) == 8, "those beyond the bound are refused")
+        assert rig.by_worker() == {"w0": 2, "w1": 2}
+        refused = [done.result() for done in waiting if done.done()]
+        for worker in rig.workers:
+            worker.do = {}
+        assert {(answer.status, answer.headers["retry-after"]) for answer in refused} == {(503, "1")}
+        assert sorted(done.result().status for done in waiting) == [200] * 12 + [503] * 8

@@ -157,8 +157,10 @@ def test_each_extproc_process_is_an_endpoint() -> None:
     assert cluster.type == Cluster.STATIC
     # Streams live as long as generations.
     assert cluster.circuit_breakers.thresholds[0].max_requests.value >= 1_000_000
-    assert cluster.HasField("outlier_detection")
-    assert not extproc_cluster("unix:/run/a.sock").HasField("outlier_detection")
+    assert len(cluster.health_checks) == 1
+    # Dialled with the next request, which is sooner than any check.
+    assert not extproc_cluster("unix:/run/a.sock").health_checks
+    assert len(extproc_cluster("10.0.0.1:9002").health_checks) == 1
 
 
 @pytest.mark.parametrize(

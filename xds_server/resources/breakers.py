@@ -21,7 +21,12 @@ SMALLEST_WORKER: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """Requests in flight at most: at the whole fleet, where one more is answered 503; at one worker, where it waits."""
+    """Bounds on requests.
+
+    Attributes:
+        fleet: running at all workers together, and as many waiting; one more is answered 503.
+        worker: running at one worker; one more waits.
+    """
 
     fleet: int
     worker: int

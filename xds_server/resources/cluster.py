@@ -27,6 +27,8 @@ _CONNECT_TIMEOUT: Final = timedelta(seconds=1)
 _WORKER_IDLE: Final = timedelta(seconds=4)
 # extproc streams live as long as generations; a limit here would fail the rest open silently.
 _UNLIMITED: Final = 1_000_000
+# How often each of several extproc processes is dialled.
+_CHECK_EVERY: Final = timedelta(milliseconds=500)
 
 
 def fleet_cluster(breakers: Breakers) -> cluster.Cluster:
@@ -118,6 +120,9 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
     """The extproc processes: one endpoint for each listening address, HTTP/2, least loaded first."""
     addresses = [parse_address(text) for text in config.extproc.listen]
     by_name = any(address.needs_dns for address in addresses)
+    # One socket on this machine refuses at once when its process is gone, and is dialled again with the next
+    # request: watching it would only delay that. Several, or one far away, would cost a request each time.
+    watched = len(addresses) > 1 or not addresses[0].path
     return cluster.Cluster(
         name=names.EXTPROC_CLUSTER,
         type=cluster.ClusterDiscoveryType.STRICT_DNS if by_name else cluster.ClusterDiscoveryType.STATIC,
@@ -135,7 +140,8 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
                 )
             ]
         ),
-        outlier_detection=_leave_out_the_dead() if len(addresses) > 1 else None,
+        health_checks=[_connects()] if watched else [],
+        common_lb_config=cluster.ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0.0)),
         typed_extension_protocol_options=packed(
             {
                 _HTTP_OPTIONS: upstream.HttpProtocolOptions(
@@ -148,19 +154,13 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
     )
 
 
-def _leave_out_the_dead() -> cluster.OutlierDetection:
-    """One refused connection takes a process out for a second: with others there, nothing needs to fail open."""
-    return cluster.OutlierDetection(
-        split_external_local_origin_errors=True,
-        consecutive_local_origin_failure=1,
-        enforcing_consecutive_local_origin_failure=100,
-        # The answers of a process never take it out.
-        enforcing_consecutive_5xx=0,
-        enforcing_consecutive_gateway_failure=0,
-        enforcing_success_rate=0,
-        enforcing_local_origin_success_rate=0,
-        interval=timedelta(seconds=1),
-        base_ejection_time=timedelta(seconds=1),
-        max_ejection_time=timedelta(seconds=5),
-        max_ejection_percent=100,
+def _connects() -> core.HealthCheck:
+    """A process that takes connections is up; whether it answers, each request's own timeout says."""
+    return core.HealthCheck(
+        tcp_health_check=core.HealthCheckTcpHealthCheck(),
+        timeout=_CHECK_EVERY,
+        interval=_CHECK_EVERY,
+        no_traffic_interval=_CHECK_EVERY,
+        unhealthy_threshold=1,
+        healthy_threshold=1,
     )
