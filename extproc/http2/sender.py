@@ -75,12 +75,12 @@ class Sender:
             self._out.append(payload)
             return
         self._pending_bytes += size
-        if self._pending_bytes > self._max_pending_bytes:
-            self.overflowed = True
         if stream.pending is None:
             stream.pending = deque()
         stream.pending.append(memoryview(payload))
         self._pump(stream)
+        if self._pending_bytes > self._max_pending_bytes:
+            self.overflowed = True
 
     def drop(self, stream: Stream) -> None:
         """Forget what is held back on a stream that is over."""
