@@ -183,7 +183,7 @@ local function scan(text)
     return nil, "the request body must be a JSON object"
   end
   local first
-  -- The key of ours whose value comes next, and where that value starts.
+  -- The newest top-level key, if it is one of ours, and where its value starts.
   local key, start
   -- What may come: a value, after "[" also its end; a key, after "{" also its end; or what follows a value.
   local want_value, want_key, may_close = true, false, false
@@ -222,7 +222,6 @@ local function scan(text)
         local spans = found[key]
         spans[#spans + 1] = start
         spans[#spans + 1] = pos - 1
-        key = nil
       end
     elseif not (want_key or want_value) then
       if c ~= COMMA then
@@ -256,7 +255,6 @@ local function scan(text)
         local spans = found[key]
         spans[#spans + 1] = pos
         spans[#spans + 1] = after - 1
-        key = nil
       end
       pos = after
       want_value, may_close = false, false

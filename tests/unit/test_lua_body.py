@@ -141,6 +141,11 @@ def test_every_duplicate_of_it_is_overwritten() -> None:
     assert edited('{"priority":1,"prior\\u0069ty":2}', priority=-1) == b'{"priority":-1,"prior\\u0069ty":-1}'
 
 
+def test_the_longest_spelling_of_a_key_is_found() -> None:
+    key = "".join(f"\\u{ord(letter):04x}" for letter in "priority")
+    assert edited(f'{{"{key}":1}}', priority=-1) == f'{{"{key}":-1}}'.encode()
+
+
 def test_without_priority_scheduling_a_clients_own_stays() -> None:
     assert edited('{"priority":5}') == b'{"priority":5}'
 
@@ -180,6 +185,7 @@ def test_what_is_wrong_is_said(body: str | None, message: str) -> None:
     [
         *("{", "{{", '{"a"', '{"a":', '{"a":1', '{"a":1,', '{"a":1,}', "{,}", '{"a" 1}', '{"a"::1}', "{1:2}", '{"a":}'),
         *('{"a":[}', '{"a":[1,]}', '{"a":[1}]', '{"a":[,1]}', '{"a":[1 2]}', '{"a":1 "b":2}', '{"a":[1]]}', "{}]"),
+        *('{"a":[[],]}', '{"a":[{},]}', '{"a":{"b":{},}}', '{"a":{},}', '{"a":[],}', '{"a":[],"b"}', '{"a":{}{}}'),
         *('{"a":01}', '{"a":-}', '{"a":1.}', '{"a":.5}', '{"a":1e}', '{"a":1e+}', '{"a":+1}', '{"a":0x1}', '{"a":--1}'),
         *('{"a":tru}', '{"a":True}', '{"a":nul}', '{"a":truex}', '{"a":falsey}', '{"a":-Infinity}', '{"a":1a}'),
         *('{"a":"', '{"a":"\\', '{"a":"\\x"}', '{"a":"\\u12"}', '{"a":"\\u12g4"}', '{"a":"x\ny"}', '{"a":"\x00"}'),
