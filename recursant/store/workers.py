@@ -209,8 +209,7 @@ class WorkerStore:
     async def _subscribe(self, pubsub: PubSub) -> None:
         async with _bounded(TIMEOUT_S):
             await pubsub.subscribe(WORKER_EVENTS)
-            if await pubsub.get_message(timeout=TIMEOUT_S) is None:
-                raise StoreError("no answer to SUBSCRIBE")
+            await pubsub.get_message(timeout=None)  # its confirmation
 
     def _event(self, message: dict[str, Any]) -> StoreEvent:
         if message["type"] != "message":
