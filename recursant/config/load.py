@@ -123,7 +123,7 @@ def _read(path: Path) -> str:
     if len(raw) > MAX_BYTES:
         raise refuse(f"larger than {MAX_BYTES} bytes")
     try:
-        return raw.decode("utf-8-sig")
+        return raw.decode()
     except UnicodeDecodeError as error:
         raise refuse("not UTF-8", raw.count(b"\n", 0, error.start) + 1) from None
 

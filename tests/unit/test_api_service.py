@@ -97,7 +97,8 @@ async def workers_when(client: httpx.AsyncClient, condition: Any) -> list[dict[s
 
 async def test_a_report_over_http_is_in_redis_and_in_the_fleet(redis_server: RedisServer) -> None:
     async with running(config_of(redis_server.url)) as client:
-        answer = await client.post("/v1/worker/register", json=REPORT)
+        # Only the connection says who this is, to a server that would believe its proxy.
+        answer = await client.post("/v1/worker/register", json=REPORT, headers={"x-forwarded-for": "10.6.6.6"})
         assert answer.json() == {"id": "gpu-1", "address": "127.0.0.1:8000", "sequence": 1}
         async with redis.asyncio.Redis.from_url(redis_server.url) as store:
             state = decode(await store.hget(WORKERS, "gpu-1"))
@@ -239,10 +240,19 @@ async def test_metrics_bring_the_other_services_along(redis_server: RedisServer)
     registry = CollectorRegistry()
     Gauge("recursant_inflight_requests", "Now.", ["worker"], registry=registry).labels("gpu-1").set(2)
     server, thread = start_http_server(config.extproc.metrics_port, "127.0.0.1", registry)
-    # A service that hangs: it takes connections and answers nothing.
-    with socket.create_server(("127.0.0.1", config.xds.metrics_port)):
-        async with running(config) as client:
-            lines = (await client.get("/metrics", timeout=PATIENCE_S)).text.splitlines()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A service that answers and never comes to an end."""
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"# \n")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", config.xds.metrics_port), running(config) as client:
+        lines = (await client.get("/metrics", timeout=PATIENCE_S)).text.splitlines()
     await asyncio.to_thread(server.shutdown)
     server.server_close()
     await asyncio.to_thread(thread.join)

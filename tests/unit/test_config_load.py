@@ -444,6 +444,23 @@ def test_secrets_are_masked(text: str) -> None:
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("PRIORITY", "priority"), ("min-vram-mb", "min_vram_mb"), ("prioritty", "priority"), ("colour", None)],
+)
+def test_a_misspelt_key_is_recognised(key: str, meant: str | None) -> None:
+    (problem,) = problems_of(f"agents: [{{agent_id: a, {key}: 1}}]")
+    assert problem.message == ("unknown key" if meant is None else f"unknown key, did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("text", "field"), [("<name>: 1", "['<name>']"), ("workers: [{host: n, <details>: 1}]", "workers[0]['<details>']")]
+)
+def test_a_key_like_one_of_our_own_marks(text: str, field: str) -> None:
+    (problem,) = problems_of(text)
+    assert (problem.field, problem.message) == (field, "unknown key")
+
+
 def test_values_are_shown_bounded() -> None:
     (problem,) = problems_of(f"agents: [{{agent_id: a, class: {'x' * 10_000}}}]")
     assert problem.value is not None
