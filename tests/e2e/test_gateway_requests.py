@@ -149,7 +149,7 @@ def test_routing_headers_of_a_client_change_nothing(stack: Stack) -> None:
 
 def test_only_the_model_changes_in_the_body(stack: Stack) -> None:
     sent = (
-        b'{ "zeta":1, "model" : "auto" ,"seed":123456789012345678901234567890,"a":1,"a":2,\n'
+        b'{ "zeta":1, "model" : "auto" ,"big":123456789012345678901234567890,"a":1,"a":2,\n'
         b'"messages":[{"role":"user","content":"\\u00e9 \\ud83d\\ude00 \xc3\xa9 \\"model\\": \\"auto\\""}],'
         b'"chat_template_kwargs":{"model":"auto"},"max_tokens":4}'
     )
@@ -315,7 +315,8 @@ def test_a_stream_passes_piece_by_piece(stack: Stack) -> None:
 def test_a_client_that_leaves_after_the_first_token_is_released(stack: Stack) -> None:
     with stack.stream("leave", max_tokens=4_000, ignore_eos=True) as answer:
         worker = answer.headers["x-recursant-worker"]
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         assert stack.inflight() == 1
     no_request_left(stack)
     stack.wait_until(lambda: stack.sim_state(worker)["in_flight"] == 0, what="the worker has aborted it")
