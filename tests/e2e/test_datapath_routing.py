@@ -1,5 +1,6 @@
 """Where requests go: by extproc's list, by Envoy alone, by path; and what clients may not say."""
 
+import dataclasses
 import json
 import time
 import urllib.request
@@ -303,6 +304,17 @@ def test_a_draining_worker_gets_nothing_new_but_what_extproc_sends(rig: Rig) -> 
         assert rig.chat(CHAT).worker == "w2"
     finally:
         rig.push(fleet=standard_fleet(rig))
+
+
+def test_a_family_whose_workers_all_drain_gets_503(alone: Rig) -> None:
+    """No panic: Envoy would rather send to hosts that it was told not to use than to none."""
+    draining = [dataclasses.replace(worker, status=WorkerStatus.DRAINING) for worker in standard_fleet(alone)[1:]]
+    alone.push(fleet=[standard_fleet(alone)[0], *draining])
+    try:
+        eventually(lambda: alone.chat({"x-agent-id": "batch-summary"}).status == 503, "nobody is left")
+        assert alone.chat(CHAT).worker == "w0"
+    finally:
+        alone.push(fleet=standard_fleet(alone))
 
 
 def test_each_request_that_came_past_extproc_is_logged_once(rig: Rig) -> None:

@@ -71,8 +71,6 @@ def _virtual_host(config: Config) -> route.VirtualHost:
         name="gateway",
         domains=["*"],
         retry_policy=_retry_policy(config),
-        # What a retry must be able to send again.
-        request_body_buffer_limit=config.limits.body_bytes,
         request_headers_to_remove=list(_INTERNAL_HEADERS),
         response_headers_to_add=[retry_after_where_due()],
         typed_per_filter_config=packed(_cors(config.gateway.cors)),
