@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from recursant.agents.policy import AgentPolicy
 from recursant.config import load
@@ -615,3 +616,11 @@ def test_no_text_is_too_strange_for_an_answer(text: str) -> None:
         parse_config(text, "f")
     except ConfigError as error:
         assert len(str(error).splitlines()) == len(error.problems) > 0  # noqa: PT017  # most texts raise, some load
+
+
+def test_the_models_keep_the_url_of_redis_to_themselves() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate({"redis": {"url": "http://:hunter2@h"}})
+    assert "hunter2" not in str(caught.value)
+    config = Config.model_validate({"redis": {"url": "redis://:hunter2@h"}})
+    assert "hunter2" not in f"{config!r} {config} {config.redis!r} {config.redis}"
