@@ -97,8 +97,10 @@ class ProcessCall:
             self._reader = MessageReader(context.max_message_bytes)
         reader = self._reader
         before = reader.buffered
-        messages = reader.feed(payload)
-        context.buffered += reader.buffered - before
+        try:
+            messages = reader.feed(payload)
+        finally:
+            context.buffered += reader.buffered - before
         if context.buffered > context.max_buffered_bytes:
             raise FramingError(status.RESOURCE_EXHAUSTED, "too many incomplete messages")
         if not reader.buffered:

@@ -16,7 +16,7 @@ from http2_kit import (
     data,
     stream_error,
 )
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from extproc.http2.headers import HeaderDecoder, MalformedError, request_head
@@ -252,7 +252,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS, st.booleans())
 def test_cached_decoding_equals_plain_decoding(steps: list[object], huffman: bool) -> None:
     """Whatever an encoder sends, tables evicting and shrinking, each block means what a plain decoder says."""
@@ -268,7 +268,7 @@ def test_cached_decoding_equals_plain_decoding(steps: list[object], huffman: boo
         assert cached.request(block) == request_head(plain.decode(block, raw=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.binary(max_size=8), st.binary(max_size=8)), max_size=6))
 def test_any_fields_are_either_a_request_or_malformed(fields: list[tuple[bytes, bytes]]) -> None:
     try:
