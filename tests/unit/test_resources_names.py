@@ -33,9 +33,16 @@ def test_lua_reads_the_metadata_that_python_writes() -> None:
     code = lua("body")
     assert f'NAMESPACE = "{names.METADATA_NAMESPACE}"' in code
     assert f'AUTO = "{names.AUTO_MODEL}"' in code
-    keys = {names.METADATA_MODEL, names.METADATA_ALLOWED_MODELS, names.METADATA_PRIORITY}
-    assert set(re.findall(r"decision\.([a-z_]+)", code)) == keys
-    assert set(re.findall(r'context:get\("([a-z_]+)"\)', code)) == keys
+    for_envoy = {
+        names.METADATA_NAMESPACE,
+        names.METADATA_ENDPOINTS,
+        names.METADATA_SELECTED,
+        names.METADATA_FAIL_OPEN,
+    }
+    for_lua = {value for name, value in vars(names).items() if name.startswith("METADATA_")} - for_envoy
+    assert set(re.findall(r"decision\.([a-z_]+)", code)) == for_lua
+    of_routes = {names.METADATA_MODEL, names.METADATA_ALLOWED_MODELS, names.METADATA_PRIORITY}
+    assert set(re.findall(r'context:get\("([a-z_]+)"\)', code)) == of_routes
     assert f'metadata:set(NAMESPACE, "{names.METADATA_FAIL_OPEN}", true)' in code
 
 
