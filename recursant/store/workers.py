@@ -169,7 +169,9 @@ class WorkerStore:
         """
         backoff = Backoff(RECONNECT_FIRST_S, RECONNECT_LONGEST_S)
         told_down = False
+        cancellations = _cancellations()
         while True:
+            _raise_if_cancelled_since(cancellations)
             pubsub = self._redis.pubsub()
             try:
                 await self._subscribe(pubsub)
@@ -182,6 +184,7 @@ class WorkerStore:
                 pace = _Pace(time.monotonic())
                 while True:
                     message = await pubsub.get_message(timeout=PING_AFTER_S)
+                    _raise_if_cancelled_since(cancellations)
                     now = time.monotonic()
                     if message is not None:
                         pace.heard(now)
@@ -263,11 +266,28 @@ class _Pace:
 @contextlib.asynccontextmanager
 async def _bounded(seconds: float) -> AsyncIterator[None]:
     """An exchange with Redis that takes at most this long; everything that goes wrong is a StoreError."""
+    cancellations = _cancellations()
     try:
         async with asyncio.timeout(seconds):
             yield
     except _REDIS_ERRORS as error:
         raise StoreError(_reason(error)) from error
+    _raise_if_cancelled_since(cancellations)
+
+
+def _cancellations() -> int:
+    """How often somebody has asked the current task to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
+def _raise_if_cancelled_since(cancellations: int) -> None:
+    """Make up for `asyncio.wait_for`, in which redis-py sends.
+
+    Before Python 3.12 it swallows a cancellation that comes just as it ends (cpython#86296), and loops would never end.
+    """
+    if _cancellations() > cancellations:
+        raise asyncio.CancelledError
 
 
 def _reason(error: Exception) -> str:
