@@ -39,7 +39,6 @@ class RunChoices:
         log_level: of our own services.
         envoy_log_level: of Envoy.
         drain_s: seconds that running requests get to end when all is stopped.
-        sim_arguments: further arguments of every simulated worker.
     """
 
     envoy_binary: Path
@@ -47,7 +46,6 @@ class RunChoices:
     log_level: str = "info"
     envoy_log_level: str = "warning"
     drain_s: float = 10.0
-    sim_arguments: tuple[str, ...] = ()
 
 
 def dialled(host: str) -> str:
@@ -136,7 +134,6 @@ def _workers(layout: Layout, choices: RunChoices, after: tuple[str, ...]) -> lis
                 *("--port", str(port)),
                 *models,
                 *("--log-level", choices.log_level),
-                *choices.sim_arguments,
             ),
             ready=HttpProbe(LOOPBACK, port, "/health"),
             address=join_address(LOOPBACK, port),

@@ -41,7 +41,7 @@ def make_stack(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeS
     try:
         yield make
     finally:
-        for each in stacks:
+        for each in reversed(stacks):
             each.close()
 
 

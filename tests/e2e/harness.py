@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -68,6 +69,31 @@ def wait_until(
             last = error
         time.sleep(interval)
     raise AssertionError(f"not within {timeout:g} s: {what}; last answer {last!r}")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+def recursant(
+    *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = REQUEST_S
+) -> Done:
+    """Run a command of ours to its end, wide enough that no line is folded."""
+    done = subprocess.run(
+        recursant_command(*arguments),
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 class Metrics:
@@ -260,6 +286,14 @@ class Stack:
             lambda: pid if (pid := self.pids.get(name)) not in (None, old_pid) else None,
             timeout,
             what=f"{name} is started again",
+        )
+
+    def wait_worker(self, worker_id: str, status: str = "ready", timeout: float = WAIT_S) -> None:
+        """Wait until the control API shows the worker in this status."""
+        wait_until(
+            lambda: any(each["id"] == worker_id and each["status"] == status for each in self.workers()),
+            timeout,
+            what=f"{worker_id} is {status}",
         )
 
     def start_sim(self, *args: str, port: int = 0) -> Program:
