@@ -66,8 +66,10 @@ class Publisher:
                 self._rebuild()
                 continue
             self._wake.clear()
+            # Not wait_for(): before Python 3.12 it loses a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), None if due is None else due - now)
+                async with asyncio.timeout(None if due is None else due - now):
+                    await self._wake.wait()
 
     def _need(self, rebuild: Rebuild) -> None:
         if rebuild is Rebuild.NOTHING:

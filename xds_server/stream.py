@@ -74,8 +74,10 @@ class Stream(Generic[Request, Response]):
             self._report()
             deadline = self.session.wake_at()
             timeout = None if deadline is None else max(0.0, deadline - self._clock())
+            # Not wait_for(): before Python 3.12 it loses a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
 
     def _report(self) -> None:
         for event in self.session.take_events():

@@ -152,6 +152,22 @@ async def test_every_watch_ends_with_its_stream(bench: Benches):
     await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
+async def test_a_last_word_right_before_the_end_leaves_nothing_running(bench: Benches):
+    # The request wakes the writer in the moment in which the end of the stream cancels it.
+    rig = await bench()
+    rig.server.publish(snapshot(static_cluster("c")))
+    stub = rig.stub()
+    for _ in range(20):
+        call = stub.DeltaAggregatedResources()
+        await call.write(ask(CLUSTER))
+        response = await soon(call.read())
+        await call.write(ask(CLUSTER, nonce=response.nonce))
+        await call.done_writing()
+        while await soon(call.read()) is not aio.EOF:
+            pass
+    await until(lambda: not rig.server._handlers)
+
+
 async def test_a_client_that_does_not_read_holds_up_nobody_and_gets_the_newest(bench: Benches):
     rig = await bench()
     # Without probing the flow control windows stay at 64 kB.
