@@ -142,9 +142,25 @@ def test_s4_3_an_undecodable_block_is_a_connection_error() -> None:
     assert connection_error(peer, frames) == COMPRESSION_ERROR
 
 
-def test_s4_3_a_reference_past_the_table_is_a_connection_error() -> None:
+@pytest.mark.parametrize(
+    "block",
+    [
+        # RFC 7541 §6.1: index 0 is none, and 62 is the first dynamic entry of an empty table.
+        b"\x80",
+        b"\xbe",
+        # §5.2: the string is longer than the block.
+        b"\x00\x05abc",
+        # §5.2: Huffman padding of eight bits, padding that is not all ones, and the EOS symbol itself.
+        b"\x00\x01x\x82\x07\xff",
+        b"\x00\x01x\x81\x00",
+        b"\x00\x01x\x84\xff\xff\xff\xff",
+        # §4.2: a size update comes first in its block.
+        b"\x83\x20",
+    ],
+)
+def test_s4_3_what_hpack_forbids_is_a_connection_error(block: bytes) -> None:
     peer = client()
-    assert connection_error(peer, peer.send(Frame(HEADERS, END_HEADERS, 1, b"\xc0"))) == COMPRESSION_ERROR
+    assert connection_error(peer, peer.send(Frame(HEADERS, END_HEADERS, 1, block))) == COMPRESSION_ERROR
 
 
 def test_s4_3_a_table_above_our_size_is_a_connection_error() -> None:
