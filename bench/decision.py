@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
 from extproc import messages
+from extproc.desk import Desk
 from extproc.gateway import Gateway
 from extproc.metrics import Recorder
 from extproc.session import RequestSession
+from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import Model, WorkerRecord, WorkerStatus
@@ -120,8 +122,10 @@ def measure() -> list[Row]:
         messages.go_on(messages.parse(response))
 
     def decide_with(gateway: Gateway) -> Callable[[], None]:
+        desk = Desk(gateway, HoldQueue(), lambda: None)
+
         def decide() -> None:
-            session = RequestSession(gateway)
+            session = RequestSession(gateway, desk, print)
             session.receive(request)
             session.receive(response)
             session.close()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from recursant import names
 from recursant.problems import ApiProblem, bad_request
@@ -14,10 +15,12 @@ class BodyFacts:
     Attributes:
         model: the explicit model name; None for "auto", and where the body names none.
         max_tokens: the bound on the output that the client set.
+        text: the prompt, or the last message: where the instruction stands.
     """
 
     model: str | None = None
     max_tokens: int | None = None
+    text: str = ""
 
 
 def read_json_body(body: bytes) -> BodyFacts | ApiProblem:
@@ -39,7 +42,21 @@ def read_json_body(body: bytes) -> BodyFacts | ApiProblem:
     limit = content.get("max_completion_tokens") or content.get("max_tokens")
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         limit = None
-    return BodyFacts(None if model in (None, "", names.AUTO_MODEL) else model, limit)
+    return BodyFacts(None if model in (None, "", names.AUTO_MODEL) else model, limit, _instruction(content))
+
+
+def _instruction(content: dict[str, Any]) -> str:
+    """The text that says what to do; "" where the shape is not one that we know."""
+    prompt = content.get("prompt")
+    if isinstance(prompt, str):
+        return prompt
+    messages = content.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    text = last.get("content") if isinstance(last, dict) else None
+    if isinstance(text, list):
+        parts = (part.get("text") for part in text if isinstance(part, dict))
+        return " ".join(part for part in parts if isinstance(part, str))
+    return text if isinstance(text, str) else ""
 
 
 def is_json(content_type: bytes | None) -> bool:

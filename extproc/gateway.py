@@ -10,17 +10,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import numpy as np
+
 from extproc.body import BodyFacts, is_json
 from recursant import names
+from recursant.admission.classes import class_by_rules
+from recursant.agents.policy import AgentPolicy
+from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest, AgentResolver
 from recursant.config.model import Config
-from recursant.fleet.table import FleetTable
+from recursant.fleet.table import Fact, FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
+from recursant.routing.filters import MEMORY, SLOTS
 from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Need, tokens_of_bytes
 from recursant.routing.picker import Pick, Refusal, pick, round_robin
+from recursant.routing.scorers import load_of
 
 _REQUEST_ID: Final = re.compile(rb"^[A-Za-z0-9][A-Za-z0-9._:/+=-]*$")
 _NO_EXCLUSIVE: Final = frozenset[str]()
+# Lengths of models, for filters that do not look at them.
+_UNCOMPARED: Final = np.empty(0)
 
 
 class Recorder(Protocol):
@@ -42,17 +51,40 @@ class Arrival:
 
     Attributes:
         agent: who sends it, its policy applied.
+        at_s: when it came, monotonic seconds.
         content_length: bytes of the body; None where the headers do not tell.
         json_body: it has a body that is JSON.
-        session_id: from `X-Session-ID`; "" without.
+        real_time: it says that somebody waits for it.
         request_headers: to set towards the worker for this request alone.
     """
 
     agent: AgentRequest
+    at_s: float
     content_length: int | None
     json_body: bool
-    session_id: str
+    real_time: bool
     request_headers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A request with everything known that decides about it.
+
+    Attributes:
+        agent: who sends it.
+        need: what the worker must have.
+        priority_class: with the rules applied.
+        checked: its model name was compared with what it may use.
+        deadline_s: no first byte later than this, monotonic seconds.
+        stands_in_for: the names of the family that this one replaces.
+    """
+
+    agent: AgentRequest
+    need: Need
+    priority_class: PriorityClass
+    checked: bool
+    deadline_s: float
+    stands_in_for: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +96,7 @@ class Decision:
         endpoints: the same as Envoy reads them, "ip:port,ip:port".
         model: what "auto" becomes; "" where nothing is known.
         allowed_models: the names that the body may use, "," around each; "" for any.
+        replaced_models: names that become `model` as "auto" does, "," around each: what another family stands in for.
         engine_priority: for vLLM's own `priority`; None where no candidate runs priority scheduling.
         fallback: the fallback that was taken, for `x-recursant-fallback`.
     """
@@ -73,6 +106,7 @@ class Decision:
     model: str
     allowed_models: str
     engine_priority: int | None
+    replaced_models: str = ""
     fallback: str | None = None
 
 
@@ -107,6 +141,8 @@ class Gateway:
             return unavailable("no worker is ready", code="no_worker")
         return None
 
+    # --- reading a request ---
+
     def arrival(self, headers: Mapping[str, bytes], *, has_body: bool) -> Arrival | ApiProblem:
         """Read a request's headers, or say what is wrong with them."""
         limits = self.config.limits
@@ -131,9 +167,10 @@ class Gateway:
             own = (*own, (names.TRACEPARENT, f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-00"))
         return Arrival(
             agent=agent,
+            at_s=self.clock(),
             content_length=length,
             json_body=has_body and is_json(headers.get("content-type")),
-            session_id=session.decode("latin-1"),
+            real_time=headers.get(names.REAL_TIME, b"").lower() == b"true",
             request_headers=own,
         )
 
@@ -152,10 +189,12 @@ class Gateway:
         found = self.table.candidates(family=policy.model_family, exclusive=self._exclusive[policy.agent_id])
         return len(found.names) > 1
 
-    def decide(self, arrival: Arrival, body: BodyFacts | None) -> Decision | ApiProblem:
-        """Choose the workers for a request. `body` is None where it was not looked at.
+    def demand(self, arrival: Arrival, body: BodyFacts | None) -> Demand | ApiProblem:
+        """Merge headers, policy, rules and body, or say why the request can never be served.
 
-        The first worker is counted as having the request in flight: the caller must release it.
+        Args:
+            arrival: from `arrival`.
+            body: None where it was not looked at.
         """
         agent = arrival.agent
         policy = agent.policy
@@ -166,66 +205,40 @@ class Gateway:
                 return problem
         elif policy is not None and policy.model is not None:
             model = policy.model
+        input_tokens = tokens_of_bytes(arrival.content_length or 0)
+        bounds = (agent.max_new_tokens, None if body is None else body.max_tokens)
+        output_tokens = min((bound for bound in bounds if bound is not None), default=None)
+        priority_class = class_by_rules(
+            agent.priority_class,
+            policy,
+            input_tokens=None if arrival.content_length is None else input_tokens,
+            output_tokens=output_tokens,
+            text=None if body is None else body.text,
+            real_time=arrival.real_time,
+        )
         need = Need(
             family="" if model else agent.model_family or "",
             model=model,
             exclusive=_NO_EXCLUSIVE if policy is None else self._exclusive[policy.agent_id],
             min_vram_mb=0 if policy is None else policy.min_vram_mb,
             min_bandwidth_mb_s=0 if policy is None else policy.min_bandwidth_mb_s,
-            prompt_tokens=tokens_of_bytes(arrival.content_length or 0),
-            expected_tokens=_expected_tokens(agent, body),
+            prompt_tokens=input_tokens,
+            expected_tokens=output_tokens or DEFAULT_EXPECTED_TOKENS,
             latency_sla_ms=agent.latency_sla_ms,
+            count_as=priority_class,
         )
-        if policy is None:
-            return self._by_turn(agent, need)
-        return self._by_score(agent, need, checked=body is not None)
-
-    def _by_turn(self, agent: AgentRequest, need: Need) -> Decision | ApiProblem:
-        strategy = self.config.routing.default_fallback
-        self.recorder.fallback_taken(agent.agent, strategy)
-        if strategy == "reject":
-            return forbidden("no known agent is named: set X-Agent-ID", param=names.AGENT_ID, code="agent_required")
-        found = round_robin(self.table, need, turn=self._turn, candidates=self.config.routing.candidates)
-        self._turn += 1
-        if isinstance(found, Refusal):
-            return self._refused(need, found)
-        return self._decision(agent, found, "", strategy)
-
-    def _by_score(self, agent: AgentRequest, need: Need, *, checked: bool) -> Decision | ApiProblem:
-        routing = self.config.routing
-        fallback = None
-        found = pick(self.table, need, weights=routing.weights, candidates=routing.candidates, rng=self._rng)
-        if found is Refusal.CONTEXT:
-            # The length is an estimate from bytes. Where it fits nowhere, the engine's own tokenizer has the word.
-            fallback = "context"
-            need = replace(need, prompt_tokens=0)
-            found = pick(self.table, need, weights=routing.weights, candidates=routing.candidates, rng=self._rng)
-        if isinstance(found, Refusal):
-            return self._refused(need, found)
-        if found.over_sla:
-            fallback = "sla"
-        if fallback is not None:
-            self.recorder.fallback_taken(agent.agent, fallback)
-        allowed = "" if checked else f",{found.model},"
-        return self._decision(agent, found, allowed, fallback)
-
-    def _decision(self, agent: AgentRequest, found: Pick, allowed: str, fallback: str | None) -> Decision:
-        table = self.table
-        table.acquire(found.rows[0])
-        engine_priority = None
-        for row in found.rows:
-            record = table.record(row)
-            if record is not None and record.state.priority_scheduling:
-                engine_priority = agent.priority_class.engine_priority
-                break
-        return Decision(
-            rows=found.rows,
-            endpoints=",".join(table.endpoint(row) for row in found.rows),
-            model=found.model,
-            allowed_models=allowed,
-            engine_priority=engine_priority,
-            fallback=fallback,
+        return Demand(
+            agent=agent,
+            need=need,
+            priority_class=priority_class,
+            checked=body is not None,
+            deadline_s=arrival.at_s + self.timeout_ms(policy) / 1_000,
         )
+
+    def timeout_ms(self, policy: AgentPolicy | None) -> int:
+        """Arrival to first response byte: the policy's own time, within the global bound."""
+        bound = self.config.routing.timeout_ms
+        return bound if policy is None or policy.timeout_ms is None else min(bound, policy.timeout_ms)
 
     def _check_model(self, agent: AgentRequest, model: str) -> ApiProblem | None:
         if not self.table.knows_model(model):
@@ -241,18 +254,101 @@ class Gateway:
             code="model_not_allowed",
         )
 
-    def _refused(self, need: Need, refusal: Refusal) -> ApiProblem:
-        if refusal is not Refusal.NO_WORKER:
-            return unavailable(f"no worker has the {refusal.value} that this request needs", code=f"no_{refusal.value}")
+    # --- choosing ---
+
+    def place(
+        self, demand: Demand, *, count_as: PriorityClass | None = None, fallback: str | None = None
+    ) -> Decision | Refusal:
+        """Choose the workers for a request, if somebody has room for it.
+
+        The first worker is counted as having the request in flight: the caller must release it.
+
+        Args:
+            demand: from `demand`.
+            count_as: the class that decides its share of slots, after ageing; by default its own.
+            fallback: the one that led here.
+        """
+        need = demand.need if count_as is None else replace(demand.need, count_as=count_as)
+        if demand.agent.policy is None:
+            return self.place_by_turn(demand, need, fallback or "round_robin")
+        found = self._pick(need)
+        if found is Refusal.CONTEXT:
+            # The length is an estimate from bytes. Where it fits nowhere, the engine's own tokenizer has the word.
+            fallback = fallback or "context"
+            found = self._pick(replace(need, prompt_tokens=0))
+        if isinstance(found, Refusal):
+            return found
+        if found.over_sla:
+            fallback = fallback or "sla"
+        return self._decision(demand, found, fallback)
+
+    def place_by_turn(self, demand: Demand, need: Need, fallback: str) -> Decision | Refusal:
+        """Choose by turn among those that pass the hard filters."""
+        found = round_robin(self.table, need, turn=self._turn, candidates=self.config.routing.candidates)
+        if isinstance(found, Refusal):
+            return found
+        self._turn += 1
+        return self._decision(demand, found, fallback)
+
+    def join(self, demand: Demand, leader: Decision) -> Decision | None:
+        """Send a request where another one of its batch went; None where it has no room there."""
+        row = leader.rows[0]
+        facts = self.table.facts(np.array([row]))
+        load = load_of(facts)
+        need = demand.need
+        masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY)]
+        if not all(mask is None or mask[0] for mask in masks):
+            return None
+        self.table.acquire(row, need.kv_tokens)
+        return leader
+
+    def degraded(self, demand: Demand, family: str) -> Demand:
+        """The same request for another family, whose model takes the place of every name of the first one."""
+        need = demand.need
+        replaced = {need.model} if need.model else self.table.names_of_family(need.family)
+        return replace(demand, need=replace(need, family=family, model=""), stands_in_for=frozenset(replaced))
+
+    def asked_for(self, demand: Demand) -> str:
+        """What a request asks for, in words."""
+        need = demand.need
         if need.model:
-            if not self.table.knows_model(need.model):
-                return model_not_found(need.model)
-            return unavailable(f"no worker that serves {need.model!r} is ready", code="no_worker")
-        if need.family:
-            return unavailable(f"no worker that serves the family {need.family!r} is ready", code="no_worker")
-        return unavailable("no worker is ready", code="no_worker")
+            return f"the model {need.model!r}"
+        return f"the family {need.family!r}" if need.family else "any model"
 
+    def with_advice(self, problem: ApiProblem, demand: Demand) -> ApiProblem:
+        """Add to a refusal for lack of memory what would fit (SPEC E2)."""
+        need = demand.need
+        found = self.table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+        room = int(np.nan_to_num(self.table.facts(found.rows)[Fact.KV_ROOM_TOKENS], nan=0.0).max(initial=0.0))
+        left = room - need.prompt_tokens
+        if left > 0:
+            advice = f"lower max_tokens to {left}, or shorten the input"
+        else:
+            advice = f"shorten the input to about {max(room - need.expected_tokens, 0)} tokens"
+        message = f"{problem.message}: it needs about {need.kv_tokens} tokens, {max(room, 0)} would fit; {advice}"
+        return replace(problem, message=message)
 
-def _expected_tokens(agent: AgentRequest, body: BodyFacts | None) -> int:
-    bounds = [agent.max_new_tokens, None if body is None else body.max_tokens]
-    return min((bound for bound in bounds if bound is not None), default=DEFAULT_EXPECTED_TOKENS)
+    def _pick(self, need: Need) -> Pick | Refusal:
+        routing = self.config.routing
+        return pick(self.table, need, weights=routing.weights, candidates=routing.candidates, rng=self._rng)
+
+    def _decision(self, demand: Demand, found: Pick, fallback: str | None) -> Decision:
+        table = self.table
+        table.acquire(found.rows[0], demand.need.kv_tokens)
+        if fallback is not None:
+            self.recorder.fallback_taken(demand.agent.agent, fallback)
+        engine_priority = None
+        for row in found.rows:
+            record = table.record(row)
+            if record is not None and record.state.priority_scheduling:
+                engine_priority = demand.priority_class.engine_priority
+                break
+        return Decision(
+            rows=found.rows,
+            endpoints=",".join(table.endpoint(row) for row in found.rows),
+            model=found.model,
+            allowed_models="" if demand.checked else f",{found.model},",
+            engine_priority=engine_priority,
+            replaced_models=f",{','.join(sorted(demand.stands_in_for))}," if demand.stands_in_for else "",
+            fallback=fallback,
+        )

@@ -86,6 +86,13 @@ ASK_FOR_BODY: Final = _ask_for_body()
 """The answer to the request headers that asks for the whole body before anything is decided."""
 
 
+def more_time(seconds: float) -> bytes:
+    """Ask Envoy to wait that much longer for the answer to its last message. It looks at nothing else in here."""
+    response = ProcessingResponse()
+    response.override_message_timeout.FromMilliseconds(max(int(seconds * 1_000), 1))
+    return _serialised(response)
+
+
 def metadata_piece(fields: Mapping[str, str | int]) -> bytes:
     """Dynamic metadata in our namespace, to be appended to an answer."""
     response = ProcessingResponse()

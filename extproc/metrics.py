@@ -111,6 +111,7 @@ class Gauges:
         workers: workers by state.
         snapshot_age_s: seconds since the last message from Redis.
         redis_up: whether Redis is reachable.
+        queue_depth: requests held here, by class.
         transport: the transport's counters.
     """
 
@@ -118,6 +119,7 @@ class Gauges:
     workers: Mapping[str, int]
     snapshot_age_s: float
     redis_up: bool
+    queue_depth: Mapping[str, int]
     transport: TransportStats
 
 
@@ -184,6 +186,10 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "recursant_snapshot_age_seconds", "Time since the last message from Redis.", value=gauges.snapshot_age_s
     )
+    depth = GaugeMetricFamily("recursant_queue_depth", "Requests held until a worker has room.", labels=["class"])
+    for priority_class, count in gauges.queue_depth.items():
+        depth.add_metric([priority_class], count)
+    yield depth
     yield GaugeMetricFamily("recursant_redis_up", "1 while Redis is reachable.", value=int(gauges.redis_up))
 
 

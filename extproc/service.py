@@ -5,21 +5,25 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
+from extproc.desk import Desk
 from extproc.gateway import Gateway
+from extproc.holding import DeskRunner
 from extproc.metrics import ExtProcCollector, Gauges, Recorder
 from extproc.session import sessions
 from extproc.transports.base import MESSAGE_MARGIN_BYTES, Transport
 from extproc.transports.grpcio import GrpcioTransport
 from extproc.transports.lean import LeanTransport
+from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
 from recursant.fleet.directory import FleetDirectory
 from recursant.fleet.slots import Slots
 from recursant.fleet.table import FleetTable
+from recursant.fleet.worker import WorkerRecord
 
 # How long running streams may go on after we are told to stop. Ending one after its answers costs the client
 # nothing: Envoy lets the response run on without us. So this only waits for requests that are still undecided.
@@ -30,7 +34,7 @@ _SCRAPE_SECONDS: Final = 5.0
 _FIRST_LOAD_SECONDS: Final = 3.0
 _FIRST_LOAD_POLL_SECONDS: Final = 0.01
 
-_TRANSPORTS: Final = {"lean": LeanTransport, "grpcio": GrpcioTransport}
+_TRANSPORTS: Final[Mapping[str, Callable[..., Transport]]] = {"lean": LeanTransport, "grpcio": GrpcioTransport}
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
     if transport not in _TRANSPORTS:
         raise ValueError(f"no transport {transport!r}: expected one of {', '.join(_TRANSPORTS)}")
     directory = FleetDirectory(config)
-    table = FleetTable(Slots(config.limits.workers))
+    table = FleetTable(Slots(config.limits.workers + len(config.workers)))
     recorder = Recorder()
     gateway = Gateway(
         config=config,
@@ -62,13 +66,20 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
         ready=lambda: directory.loaded,
     )
 
+    runner = DeskRunner(lambda now: desk.run(now), time.monotonic)
+    desk = Desk(gateway, HoldQueue(config.limits.held_requests), runner.wake)
+
+    def known(record: WorkerRecord) -> None:
+        table.upsert(record)
+        desk.capacity_changed(runner.wake_for_report)
+
     def gone(worker_id: str) -> None:
         table.remove(worker_id)
         recorder.forget_worker(worker_id)
 
-    directory.subscribe(table.upsert, gone)
+    directory.subscribe(known, gone)
     server: Transport = _TRANSPORTS[transport](
-        sessions(gateway), max_message_bytes=config.limits.body_bytes + MESSAGE_MARGIN_BYTES
+        sessions(gateway, desk), max_message_bytes=config.limits.body_bytes + MESSAGE_MARGIN_BYTES
     )
 
     def gauges() -> Gauges:
@@ -77,6 +88,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
             workers=table.statuses(),
             snapshot_age_s=directory.snapshot_age_s(time.monotonic()),
             redis_up=directory.redis_up,
+            queue_depth=desk.depth(),
             transport=server.stats,
         )
 
@@ -88,6 +100,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
             await _until(stop, following)
         finally:
             await server.drain(DRAIN_SECONDS)
+            runner.stop()
 
 
 @contextlib.asynccontextmanager

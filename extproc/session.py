@@ -12,21 +12,26 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from google.protobuf.message import DecodeError
 
 from extproc import messages
-from extproc.body import read_json_body
-from extproc.gateway import Arrival, Decision, Gateway
+from extproc.body import BodyFacts, read_json_body
+from extproc.desk import Desk, Ticket
+from extproc.gateway import Arrival, Decision, Demand, Gateway
 from extproc.stream import SessionFactory, StreamError
 from recursant import names
-from recursant.problems import ApiProblem
+from recursant.problems import ApiProblem, unavailable
 
 _READYZ: Final = b"/readyz"
 # Seconds that a client should wait where an upstream's 429 or 503 does not say.
 _DEFAULT_RETRY_AFTER: Final = "1"
+# The answer of a held request comes no later than its deadline, and this much for the way.
+_ANSWER_MARGIN_S: Final = 1.0
 _RETRY_AFTER_STATUSES: Final = (b"429", b"503")
 
 
 class _State(Enum):
     NEW = auto()
     AWAITING_BODY = auto()
+    # Held until a worker has room.
+    HELD = auto()
     # Decided, or let through: the upstream has it.
     SENT = auto()
     # The response has begun.
@@ -37,13 +42,25 @@ class _State(Enum):
 
 
 class RequestSession:
-    """Decides one request and keeps its count until its stream ends."""
+    """Decides one request and keeps its count until its stream ends.
 
-    def __init__(self, gateway: Gateway) -> None:
+    Args:
+        gateway: reads the request and knows the fleet.
+        desk: places, holds or refuses it.
+        send: carries an answer that comes later.
+    """
+
+    def __init__(self, gateway: Gateway, desk: Desk, send: Callable[[bytes], None]) -> None:
         self._gateway = gateway
+        self._desk = desk
+        self._deliver = send
         self._state = _State.NEW
         self._arrival: Arrival | None = None
+        self._demand: Demand | None = None
         self._decision: Decision | None = None
+        self._ticket: Ticket | None = None
+        # The message that waits for its answer.
+        self._phase: messages.Phase = "request_headers"
         # The row of the worker that the request counts at.
         self._row: int | None = None
         self._worker = ""
@@ -71,11 +88,17 @@ class RequestSession:
         """The stream is over: release what the request held, and count how it went."""
         if self._state is _State.CLOSED:
             return
-        seen = self._state is not _State.NEW and self._arrival is not None
         self._state = _State.CLOSED
+        if self._ticket is not None:
+            self._desk.leave(self._ticket)
         self._release()
-        if seen and self._arrival is not None:
+        if self._arrival is not None:
             self._gateway.recorder.request_finished(self._arrival.agent.agent, self._worker, self._outcome)
+
+    def resume(self, outcome: Decision | ApiProblem) -> None:
+        """The desk has an answer for the request that it held."""
+        self._ticket = None
+        self._deliver(self._answer(outcome))
 
     # --- the request ---
 
@@ -93,9 +116,7 @@ class RequestSession:
         if self._gateway.needs_body(arrival):
             self._state = _State.AWAITING_BODY
             return messages.ASK_FOR_BODY
-        decision = self._gateway.decide(arrival, None)
-        self._gateway.recorder.decided(self._gateway.clock() - began)
-        return self._send(arrival, decision, "request_headers")
+        return self._decide(arrival, None, "request_headers", began)
 
     def _request_body(self, request: ProcessingRequest) -> bytes:
         # A body may come after it was decided on: an empty end of stream of its own, or a second one.
@@ -105,30 +126,43 @@ class RequestSession:
         facts = read_json_body(request.request_body.body)
         if isinstance(facts, ApiProblem):
             return self._refuse(facts)
-        decision = self._gateway.decide(self._arrival, facts)
-        self._gateway.recorder.decided(self._gateway.clock() - began)
-        return self._send(self._arrival, decision, "request_body")
+        return self._decide(self._arrival, facts, "request_body", began)
 
-    def _send(self, arrival: Arrival, decision: Decision | ApiProblem, phase: messages.Phase) -> bytes:
-        if isinstance(decision, ApiProblem):
-            return self._refuse(decision)
+    def _decide(self, arrival: Arrival, body: BodyFacts | None, phase: messages.Phase, began: float) -> bytes:
+        self._phase = phase
+        demand = self._gateway.demand(arrival, body)
+        if isinstance(demand, ApiProblem):
+            return self._refuse(demand)
+        self._demand = demand
+        outcome = self._desk.admit(self, demand, began)
+        self._gateway.recorder.decided(self._gateway.clock() - began)
+        if isinstance(outcome, Ticket):
+            self._ticket = outcome
+            self._state = _State.HELD
+            # Envoy takes one extension for each message: ask for the whole of it.
+            return messages.more_time(demand.deadline_s - began + _ANSWER_MARGIN_S)
+        return self._answer(outcome)
+
+    def _answer(self, outcome: Decision | ApiProblem) -> bytes:
+        if isinstance(outcome, ApiProblem) or self._arrival is None or self._demand is None:
+            return self._refuse(outcome if isinstance(outcome, ApiProblem) else unavailable("nothing was asked for"))
         self._state = _State.SENT
-        self._decision = decision
-        self._row = decision.rows[0]
+        self._decision = outcome
+        self._row = outcome.rows[0]
         self._worker = self._gateway.table.worker_id(self._row)
-        agent = arrival.agent
+        agent = self._arrival.agent
         fixed = (
             (names.WORKER_AGENT, agent.agent),
-            (names.WORKER_CLASS, agent.priority_class.label),
+            (names.WORKER_CLASS, self._demand.priority_class.label),
             (names.WORKER_PRIORITY, str(agent.priority)),
             # The list is walked to its end and no further (DESIGN §10).
-            ("x-envoy-max-retries", str(len(decision.rows) - 1)),
+            ("x-envoy-max-retries", str(len(outcome.rows) - 1)),
         )
-        answer = messages.continue_answer(phase, fixed, names.AGENT_DESCRIPTION_HEADERS)
-        if arrival.request_headers:
+        answer = messages.continue_answer(self._phase, fixed, names.AGENT_DESCRIPTION_HEADERS)
+        if self._arrival.request_headers:
             # Headers of this request alone: a piece of their own, so that the kept one repeats.
-            answer += messages.continue_piece(phase, arrival.request_headers)
-        return answer + messages.metadata_piece(_metadata(decision))
+            answer += messages.continue_piece(self._phase, self._arrival.request_headers)
+        return answer + messages.metadata_piece(_metadata(outcome))
 
     def _refuse(self, problem: ApiProblem) -> bytes:
         self._state = _State.REFUSED
@@ -185,6 +219,7 @@ class RequestSession:
         if self._row is not None:
             self._gateway.table.release(self._row)
             self._row = None
+            self._desk.capacity_changed()
 
 
 def _metadata(decision: Decision) -> dict[str, str | int]:
@@ -193,6 +228,8 @@ def _metadata(decision: Decision) -> dict[str, str | int]:
         fields[names.METADATA_MODEL] = decision.model
     if decision.allowed_models:
         fields[names.METADATA_ALLOWED_MODELS] = decision.allowed_models
+    if decision.replaced_models:
+        fields[names.METADATA_REPLACED_MODELS] = decision.replaced_models
     if decision.engine_priority is not None:
         fields[names.METADATA_PRIORITY] = decision.engine_priority
     return fields
@@ -209,10 +246,10 @@ def _outcome(status: bytes) -> str:
             return "server_error"
 
 
-def sessions(gateway: Gateway) -> SessionFactory:
+def sessions(gateway: Gateway, desk: Desk) -> SessionFactory:
     """What a transport makes the sessions of its streams with."""
 
-    def of_stream(_send: Callable[[bytes], None]) -> RequestSession:
-        return RequestSession(gateway)
+    def of_stream(send: Callable[[bytes], None]) -> RequestSession:
+        return RequestSession(gateway, desk, send)
 
     return of_stream

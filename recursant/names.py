@@ -60,6 +60,7 @@ METADATA_SELECTED: Final = "selected"  # Envoy writes the host it really picked
 # Concrete name for "auto" and the names that this request may use, "," before, between and after (",a,b,").
 METADATA_MODEL: Final = "model"
 METADATA_ALLOWED_MODELS: Final = "allowed_models"
+METADATA_REPLACED_MODELS: Final = "replaced_models"  # names that become `model`, as "auto" does
 METADATA_PRIORITY: Final = "priority"  # vLLM's own order: smaller = sooner
 # Lua's mark on requests that came past ext_proc with nothing decided, and the log that tells the control plane.
 METADATA_FAIL_OPEN: Final = "fail_open"

@@ -64,6 +64,17 @@ def too_large(length: int, limit: int) -> ApiProblem:
     return ApiProblem(413, message, "invalid_request_error", "body", "request_too_large")
 
 
+def shed(message: str, *, code: str, retry_after_s: int = DEFAULT_RETRY_AFTER_S) -> ApiProblem:
+    """429: the request was shed, or asked for more than there is."""
+    return ApiProblem(429, message, "rate_limit_error", None, code, retry_after_s)
+
+
+def deadline_exceeded(timeout_ms: int) -> ApiProblem:
+    """504: the request would be served later than its policy allows."""
+    message = f"no worker had room within the {timeout_ms} ms that this request may take to its first byte"
+    return ApiProblem(504, message, "timeout_error", None, "deadline_exceeded")
+
+
 def unavailable(message: str, *, code: str = "unavailable", retry_after_s: int = DEFAULT_RETRY_AFTER_S) -> ApiProblem:
     """503: nobody can serve this now."""
     return ApiProblem(503, message, "service_unavailable_error", None, code, retry_after_s)

@@ -3,6 +3,7 @@
 -- What to do comes from ext_proc's dynamic metadata, or, while extproc is away, from the route's filter context:
 --   model           what a top-level "model": "auto" becomes
 --   allowed_models  the names that "model" may have, ",a,b,"; absent: any
+--   replaced_models names that become `model`, too: another family stands in for theirs
 --   priority        the value of the top-level "priority", set or added
 --
 -- Every other byte stays as it came. The body is scanned, not parsed: nothing is built from it.
@@ -289,13 +290,14 @@ local function edit_model(text, spans, wanted, edits)
       if find(name, "\\", 1, true) then
         name = unescape(name)
       end
-      if name == AUTO then
+      -- The lists are joined by commas: a name that holds one is in neither.
+      local plain = not find(name, ",", 1, true)
+      if name == AUTO or (wanted.replaced and plain and find(wanted.replaced, "," .. name .. ",", 1, true)) then
         if wanted.model then
           edits[#edits + 1] = { from, to, quoted(wanted.model) }
         end
       elseif name ~= "" and wanted.allowed then
-        -- The list is joined by commas: a name that holds one is not in it.
-        if find(name, ",", 1, true) or not find(wanted.allowed, "," .. name .. ",", 1, true) then
+        if not plain or not find(wanted.allowed, "," .. name .. ",", 1, true) then
           local allowed = gsub(sub(wanted.allowed, 2, -2), ",", ", ")
           return nil, "403", format("this agent may not use the model '%s'; allowed are %s", shown(name), shown(allowed))
         end
@@ -338,7 +340,12 @@ local function wanted_by(handle)
   local metadata = handle:streamInfo():dynamicMetadata()
   local decision = metadata:get(NAMESPACE)
   if decision ~= nil then
-    return { model = decision.model, allowed = decision.allowed_models, priority = decision.priority }
+    return {
+      model = decision.model,
+      allowed = decision.allowed_models,
+      replaced = decision.replaced_models,
+      priority = decision.priority,
+    }
   end
   metadata:set(NAMESPACE, "fail_open", true)
   local context = handle:filterContext()

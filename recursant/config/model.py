@@ -166,6 +166,8 @@ class Limits(Section):
     # A response that sends nothing for that long is cut; a running stream never is.
     idle_timeout_ms: Annotated[int, Field(ge=1_000, le=DAY_MS)] = 600_000
     workers: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    # Requests that wait for a worker at one time, in each extproc process.
+    held_requests: Annotated[int, Field(ge=1, le=100_000)] = 4_096
 
 
 class Cors(Section):

@@ -124,13 +124,12 @@ class Slots:
         """This process's requests in flight, everywhere."""
         return int(self._own.sum())
 
-    def totals(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+    def totals(self, slots: NDArray[np.intp]) -> NDArray[np.int32]:
         """All processes' requests in flight at each of `slots`."""
-        if len(self._counts) == 1:
-            own: NDArray[np.int64] = self._own[slots].astype(np.int64)
-            return own
-        total: NDArray[np.int64] = self._counts[:, slots].sum(axis=0, dtype=np.int64)
-        return total
+        counts: NDArray[np.int32] = (
+            self._own[slots] if len(self._counts) == 1 else self._counts[:, slots].sum(axis=0, dtype=np.int32)
+        )
+        return counts
 
     def total(self, slot: int) -> int:
         """All processes' requests in flight at one slot."""

@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recursant.admission.memory import room_tokens
+from recursant.admission.shares import SLOT_SHARE
 from recursant.fleet.slots import Slots
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
@@ -40,7 +42,7 @@ class Fact(IntEnum):
     IN_FLIGHT = 1
     # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
     IN_FLIGHT_AT_BEAT = 2
-    # Requests that it runs at once, and the longest queue that it wants.
+    # Requests that it runs at once, unknown where not declared; and the longest queue that it wants.
     SLOTS = 3
     MAX_QUEUE = 4
     # Generated tokens per second when busy: declared, or learnt.
@@ -49,6 +51,13 @@ class Fact(IntEnum):
     QUEUE_WAIT_MS = 7
     FREE_VRAM_MB = 8
     BANDWIDTH_HEADROOM_MB_S = 9
+    # Tokens that its KV cache takes below the water-mark: as of the last beat, less what we sent there since.
+    KV_ROOM_TOKENS = 10
+    # Up to how many requests each priority class may fill it: PLACES_LOW + class.
+    PLACES_LOW = 11
+    PLACES_NORMAL = 12
+    PLACES_HIGH = 13
+    PLACES_CRITICAL = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +168,20 @@ class FleetTable:
         """The families under which the fleet serves this model or adapter name."""
         return self._families.get(name, frozenset())
 
+    def names_of_family(self, family: str) -> frozenset[str]:
+        """The models and adapters that the fleet serves under a family."""
+        return frozenset(name for name, families in self._families.items() if family in families)
+
     def knows_family(self, family: str) -> bool:
         """Does any worker, usable or not, serve this family?"""
         return any(family in families for families in self._families.values())
 
     # --- in-flight counts ---
 
-    def acquire(self, row: int) -> None:
-        """Count one more request in flight at the worker in `row`."""
+    def acquire(self, row: int, tokens: int = 0) -> None:
+        """Count one more request in flight at the worker in `row`, of `tokens` prompt and output tokens."""
         self._slots.add(row, 1)
+        self._facts[Fact.KV_ROOM_TOKENS, row] -= tokens
 
     def release(self, row: int) -> None:
         """Count one less. The caller does it exactly once for each `acquire`.
@@ -210,9 +224,9 @@ class FleetTable:
         column = self._facts[:, row]
         column[Fact.REPORTED] = state.running_requests + state.waiting_requests
         column[Fact.IN_FLIGHT_AT_BEAT] = self._slots.total(row)
-        slots = float(state.max_num_seqs) if state.HasField("max_num_seqs") else DEFAULT_MAX_NUM_SEQS
-        column[Fact.SLOTS] = max(slots, 1.0)
-        column[Fact.MAX_QUEUE] = max(float(state.max_queue) if state.HasField("max_queue") else slots, 1.0)
+        slots = float(state.max_num_seqs) if state.max_num_seqs else _UNKNOWN
+        column[Fact.SLOTS] = slots
+        column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS
         column[Fact.PEAK_RATE] = _peak_rate(state, _UNKNOWN if afresh else float(column[Fact.PEAK_RATE]))
         column[Fact.WAITING_TOKENS] = state.waiting_tokens
         column[Fact.QUEUE_WAIT_MS] = state.queue_wait_ms
@@ -221,6 +235,11 @@ class FleetTable:
             column[Fact.BANDWIDTH_HEADROOM_MB_S] = state.bandwidth_total_mb_s - state.bandwidth_used_mb_s
         else:
             column[Fact.BANDWIDTH_HEADROOM_MB_S] = _UNKNOWN
+
+        column[Fact.KV_ROOM_TOKENS] = room_tokens(state)
+        for priority_class, share in SLOT_SHARE.items():
+            # Of few slots each class may use one at least. NaN stays NaN.
+            column[Fact.PLACES_LOW + priority_class] = max(slots * share // 1, 1.0) if slots == slots else _UNKNOWN
 
     def _layout_changed(self) -> None:
         self._sets.clear()

@@ -53,6 +53,20 @@ def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> Mask | 
     return mask
 
 
+def _memory(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
+    # The water-mark protects the requests that run (SPEC E2). A worker with nothing to protect takes anything that
+    # it can hold at all, and whether it can is the engine's word: our length is an estimate.
+    mask: Mask = ~(facts[Fact.KV_ROOM_TOKENS] < need.kv_tokens) | (load == 0)
+    return mask
+
+
+def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
+    if need.count_as is None:
+        return None
+    mask: Mask = ~(load >= facts[Fact.PLACES_LOW + need.count_as])
+    return mask
+
+
 def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
     if need.latency_sla_ms is None:
         return None
@@ -68,7 +82,7 @@ def expected_wait_ms(facts: Facts, load: Facts, expected_tokens: int) -> Facts:
     ones, or what the requests beyond the worker's slots will generate, for picks that no report has seen yet. An
     unknown rate makes the first part unknown. Where nothing runs, nothing waits, whatever the mean of the past says.
     """
-    beyond = np.maximum(load - facts[Fact.SLOTS], 0.0) * expected_tokens
+    beyond = np.fmax(load - facts[Fact.SLOTS], 0.0) * expected_tokens
     queued = np.maximum(facts[Fact.WAITING_TOKENS], beyond)
     computed: Facts = queued * 1_000.0 / facts[Fact.PEAK_RATE]
     wait: Facts = np.where(load > 0, np.fmax(computed, facts[Fact.QUEUE_WAIT_MS]), 0.0)
@@ -78,9 +92,12 @@ def expected_wait_ms(facts: Facts, load: Facts, expected_tokens: int) -> Facts:
 VRAM: Final = Filter("vram", _vram)
 BANDWIDTH: Final = Filter("bandwidth", _bandwidth)
 CONTEXT: Final = Filter("context", _context)
+MEMORY: Final = Filter("memory", _memory)
+SLOTS: Final = Filter("slots", _slots)
 WAIT: Final = Filter("wait", _wait)
 
-# In the order of evaluation. A worker that a hard filter removes is never used.
-HARD_FILTERS: Final = (VRAM, BANDWIDTH, CONTEXT)
+# In the order of evaluation. A worker that a hard filter removes is never used. The last two pass with time:
+# whoever may wait, waits for them.
+HARD_FILTERS: Final = (VRAM, BANDWIDTH, CONTEXT, MEMORY, SLOTS)
 # Removes a worker only while another one stays.
 SOFT_FILTER: Final = WAIT

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from recursant.agents.priority import PriorityClass
+
 # Output tokens expected of a request that names no bound and whose agent has none.
 DEFAULT_EXPECTED_TOKENS: Final = 256
 # Bytes of a JSON body per prompt token, for a length known from content-length alone: English text on
@@ -23,6 +25,7 @@ class Need:
         prompt_tokens: length of the prompt, estimated.
         expected_tokens: length of the answer, expected.
         latency_sla_ms: what the expected wait is held against.
+        count_as: the class whose share of the slots it may use; None: any worker, full or not.
     """
 
     family: str = ""
@@ -33,6 +36,12 @@ class Need:
     prompt_tokens: int = 0
     expected_tokens: int = DEFAULT_EXPECTED_TOKENS
     latency_sla_ms: int | None = None
+    count_as: PriorityClass | None = None
+
+    @property
+    def kv_tokens(self) -> int:
+        """What the request will hold in the KV cache at its end."""
+        return self.prompt_tokens + self.expected_tokens
 
 
 def tokens_of_bytes(content_length: int) -> int:

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 
@@ -12,16 +13,21 @@ from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER, Mask
 from recursant.routing.need import Need
 from recursant.routing.scorers import load_of, score
 
+# Random numbers below 1e-9, drawn once; a pick reads on from a random place in them.
+_NOISE: Final = np.random.default_rng(0).random(4_099) * 1e-9
+
 
 class Refusal(StrEnum):
-    """Why nobody can serve a request."""
+    """Why nobody can serve a request now."""
 
     # No ready worker serves the family or model.
     NO_WORKER = "no_worker"
-    # Removed by the hard filter of that name; the last one that left nobody.
+    # Removed by the hard filter of that name: the last one that left nobody.
     VRAM = "vram"
     BANDWIDTH = "bandwidth"
     CONTEXT = "context"
+    MEMORY = "memory"
+    SLOTS = "slots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +57,11 @@ def pick(
         return Refusal.NO_WORKER
     facts = table.facts(found.rows)
     load = load_of(facts)
-
-    keep: Mask | None = None
-    for each in HARD_FILTERS:
-        mask = each.keep(facts, found.max_model_len, load, need)
-        if mask is None:
-            continue
-        keep = mask if keep is None else keep & mask
-        if not keep.any():
-            return Refusal(each.name)
+    keep = _survivors(found, facts, load, need)
+    if isinstance(keep, Refusal):
+        return keep
+    if keep is not None and keep.all():
+        keep = None
 
     over_sla = False
     in_time = SOFT_FILTER.keep(facts, found.max_model_len, load, need)
@@ -77,33 +79,52 @@ def pick(
 
 
 def round_robin(table: FleetTable, need: Need, *, turn: int, candidates: int) -> Pick | Refusal:
-    """Choose by turn, not by score: for requests without an agent. `turn` is the caller's counter."""
+    """Choose by turn, not by score, among those that pass the hard filters. `turn` is the caller's counter."""
     found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
     size = found.rows.size
     if size == 0:
         return Refusal.NO_WORKER
-    order = [(turn + step) % size for step in range(size)]
+    facts = table.facts(found.rows)
+    keep = _survivors(found, facts, load_of(facts), need)
+    if isinstance(keep, Refusal):
+        return keep
+    places = [(turn + step) % size for step in range(size)]
+    order = places if keep is None else [place for place in places if keep[place]]
     return _same_model(found, order, candidates, over_sla=False)
+
+
+def _survivors(found: CandidateSet, facts: Facts, load: Facts, need: Need) -> Mask | Refusal | None:
+    """Who passes the hard filters, None for everybody; or the name of the filter that left nobody."""
+    keep: Mask | None = None
+    for each in HARD_FILTERS:
+        mask = each.keep(facts, found.max_model_len, load, need)
+        if mask is not None:
+            keep = mask if keep is None else keep & mask
+    if keep is None or keep.any():
+        return keep
+    left: Mask = np.ones(found.rows.size, dtype=np.bool_)
+    for each in HARD_FILTERS:
+        mask = each.keep(facts, found.max_model_len, load, need)
+        if mask is not None:
+            left &= mask
+            if not left.any():
+                return Refusal(each.name)
+    raise AssertionError("the filters gave two answers")
 
 
 def _ordered(found: CandidateSet, scores: Facts, candidates: int, rng: random.Random, *, over_sla: bool) -> Pick:
     """The best `candidates` positions by score; of equal ones, any."""
-    order: list[int] = []
-    model: str | None = None
-    for _ in range(min(candidates, scores.size)):
-        best = scores.max()
-        if best == -np.inf:
-            break
-        ties = np.flatnonzero(scores == best)
-        chosen = int(ties[0] if ties.size == 1 else ties[int(rng.random() * ties.size)])
-        order.append(chosen)
-        scores[chosen] = -np.inf
-        if model is None:
-            model = found.models[chosen]
-            if found.mixed:
-                others = [position for position, name in enumerate(found.models) if name != model]
-                scores[others] = -np.inf
-    return _same_model(found, order, candidates, over_sla=over_sla)
+    size = scores.size
+    at = int(rng.random() * _NOISE.size)
+    # A draw for each worker, far below any difference of scores: equal ones fall into random order.
+    scores = scores + np.take(_NOISE, np.arange(at, at + size), mode="wrap")
+    if found.mixed or size <= candidates:
+        order = np.argsort(scores)[::-1]
+    else:
+        best = np.argpartition(scores, size - candidates)[size - candidates :]
+        order = best[np.argsort(scores[best])[::-1]]
+    passed = [int(position) for position in order if scores[position] != -np.inf]
+    return _same_model(found, passed, candidates, over_sla=over_sla)
 
 
 def _same_model(found: CandidateSet, order: list[int], candidates: int, *, over_sla: bool) -> Pick:

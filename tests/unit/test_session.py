@@ -7,9 +7,11 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from fleet_kit import PHI, QWEN, Recorded, record, table_of
 
+from extproc.desk import Desk, Ticket
 from extproc.gateway import Gateway
 from extproc.session import RequestSession
 from extproc.stream import StreamError
+from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import Model, WorkerStatus
@@ -35,7 +37,21 @@ class Bench:
             clock=lambda: float(next(ticks)),
             rng=random.Random(7),
         )
-        self.session = RequestSession(self.gateway)
+        self.woken = 0
+        self.queue: HoldQueue[Ticket] = HoldQueue(8)
+        self.desk = Desk(self.gateway, self.queue, self._wake)
+        self.session = self.new_session()
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def new_session(self) -> RequestSession:
+        session = RequestSession(self.gateway, self.desk, self._deliver)
+        self.late: list[ProcessingResponse] = []
+        return session
+
+    def _deliver(self, message: bytes) -> None:
+        self.late.append(ProcessingResponse.FromString(message))
 
     def send(self, message: ProcessingRequest) -> ProcessingResponse:
         answer = self.session.receive(message.SerializeToString())

@@ -15,6 +15,7 @@ def scrape(recorder: Recorder, stats: TransportStats | None = None) -> dict[str,
         workers={"ready": 2, "missing": 1},
         snapshot_age_s=0.25,
         redis_up=True,
+        queue_depth={"low": 2},
         transport=stats or TransportStats(),
     )
     registry = CollectorRegistry()
@@ -58,6 +59,7 @@ def test_gauges_are_read_at_the_scrape() -> None:
     assert samples['recursant_workers{state="missing"}'] == 1
     assert samples["recursant_snapshot_age_seconds"] == 0.25
     assert samples["recursant_redis_up"] == 1
+    assert samples['recursant_queue_depth{class="low"}'] == 2
     assert samples["recursant_extproc_streams"] == 4
     assert samples["recursant_extproc_streams_begun_total"] == 9
     assert samples["recursant_extproc_connections"] == 2

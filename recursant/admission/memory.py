@@ -1,0 +1,24 @@
+"""The memory pre-check (SPEC E2): how much a worker's KV cache can take and keep its head above water.
+
+In tokens: the cache holds `kv_blocks_total x kv_block_tokens` of them. What is used comes with each beat; what was sent
+since that beat is taken off by our own estimates, so that a burst is seen at once.
+"""
+
+import math
+from typing import Final
+
+from recursant.v1.worker_state_pb2 import WorkerState
+
+# A request must not take a worker's KV cache past this share: beyond it the engine preempts, and everybody pays.
+WATER_MARK: Final = 0.85
+
+
+def room_tokens(state: WorkerState) -> float:
+    """KV tokens that a worker can still take below the water-mark; NaN where it does not report its cache.
+
+    Below zero where it is past the mark already.
+    """
+    total = state.kv_blocks_total * state.kv_block_tokens
+    if total == 0 or not state.HasField("kv_cache_usage"):
+        return math.nan
+    return (WATER_MARK - state.kv_cache_usage) * total

@@ -1,0 +1,131 @@
+"""Requests that are held until a worker has room (SPEC C4, E3). Pure: time comes in as an argument.
+
+Held requests stand in lanes, one for each agent and class; a lane is first in, first out. When capacity appears, lanes
+are asked in turn: the higher aged class first, within a class the lane that was served longest ago. So a higher class
+overtakes, agents of one class share, and waiting makes more urgent. The whole queue is bounded: when it is full, a
+newcomer takes the place of the youngest request of the lowest class, if that is lower than its own.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from recursant.admission.shares import aged_class
+from recursant.agents.priority import PriorityClass
+
+DEFAULT_CAPACITY: Final = 4_096
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class Held(Generic[_T]):
+    """One request in the queue. Times are monotonic seconds.
+
+    Attributes:
+        item: whatever the caller needs to go on with it.
+        agent: for fairness within a class.
+        priority_class: its own class, before ageing.
+        since_s: when it began to wait.
+        until_s: how long it may wait here.
+    """
+
+    item: _T
+    agent: str
+    priority_class: PriorityClass
+    since_s: float
+    until_s: float
+
+
+_Lane = OrderedDict[int, Held[_T]]
+
+
+class HoldQueue(Generic[_T]):
+    """All held requests of one process.
+
+    Args:
+        capacity: the most requests at one time.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        self._capacity = capacity
+        self._lanes: dict[tuple[PriorityClass, str], _Lane[_T]] = {}
+        self._served: dict[tuple[PriorityClass, str], int] = {}
+        self._turn = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, held: Held[_T]) -> Held[_T] | None:
+        """Take a request in. Gives back the one that had to leave for it: another, itself, or nobody (None)."""
+        out: Held[_T] | None = None
+        if self._size >= self._capacity:
+            lowest = min((key for key in self._lanes), default=None)
+            if lowest is None or lowest[0] >= held.priority_class:
+                return held
+            out = next(reversed(self._lanes[lowest].values()))
+            self.remove(out)
+        key = (held.priority_class, held.agent)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = OrderedDict()
+            # A lane that was away does not bring old claims along.
+            self._served[key] = self._turn
+        lane[id(held)] = held
+        self._size += 1
+        return out
+
+    def remove(self, held: Held[_T]) -> bool:
+        """Take a request out, wherever it stands. False if it is not here."""
+        key = (held.priority_class, held.agent)
+        lane = self._lanes.get(key)
+        if lane is None or lane.pop(id(held), None) is None:
+            return False
+        self._size -= 1
+        if not lane:
+            del self._lanes[key]
+            del self._served[key]
+        return True
+
+    def heads(self, now: float) -> Iterator[Held[_T]]:
+        """The first of each lane, in the order in which they should be served now.
+
+        The caller may remove what it is given, and calls `served` for it then.
+        """
+        firsts = [(key, next(iter(lane.values()))) for key, lane in self._lanes.items()]
+        firsts.sort(
+            key=lambda pair: (
+                -aged_class(pair[1].priority_class, now - pair[1].since_s),
+                self._served[pair[0]],
+                pair[1].since_s,
+            )
+        )
+        for _, held in firsts:
+            yield held
+
+    def served(self, held: Held[_T]) -> None:
+        """A request of this lane was placed: its lane goes to the back of its class."""
+        self._turn += 1
+        key = (held.priority_class, held.agent)
+        if key in self._served:
+            self._served[key] = self._turn
+
+    def expired(self, now: float) -> list[Held[_T]]:
+        """Take out everything whose time is over."""
+        over = [held for lane in self._lanes.values() for held in lane.values() if held.until_s <= now]
+        for held in over:
+            self.remove(held)
+        return over
+
+    def next_expiry(self) -> float | None:
+        """When `expired` will next find something; None while nothing waits."""
+        return min((held.until_s for lane in self._lanes.values() for held in lane.values()), default=None)
+
+    def depth(self) -> dict[str, int]:
+        """How many wait, by the label of their own class; every class named."""
+        depth = {each.label: 0 for each in PriorityClass}
+        for (priority_class, _), lane in self._lanes.items():
+            depth[priority_class.label] += len(lane)
+        return depth

@@ -1,0 +1,396 @@
+import json
+import random
+from typing import Any
+
+import pytest
+from fleet_kit import PHI, QWEN, Recorded, record, table_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.desk import Desk, Ticket
+from extproc.gateway import Arrival, Decision, Demand, Gateway
+from recursant.admission.queue import HoldQueue
+from recursant.agents.request import AgentRequest
+from recursant.config.model import Config
+from recursant.fleet.worker import WorkerStatus
+from recursant.problems import ApiProblem
+
+AGENTS: list[dict[str, Any]] = [
+    {"agent_id": "high", "model_family": "qwen", "class": "high"},
+    {"agent_id": "low", "model_family": "qwen", "class": "low"},
+    {"agent_id": "queue", "model_family": "qwen", "fallback_strategy": "queue_and_retry", "retry_max": 3},
+    {"agent_id": "drop", "model_family": "qwen", "fallback_strategy": "drop"},
+    {"agent_id": "turns", "model_family": "qwen", "fallback_strategy": "round_robin"},
+    {"agent_id": "degrade", "model_family": "qwen", "fallback_strategy": "degrade_to_phi"},
+    {"agent_id": "hold", "model_family": "qwen", "on_memory_pressure": "hold", "max_new_tokens": 100},
+    {"agent_id": "batch", "model_family": "qwen", "batch_window_ms": 50, "class": "high"},
+    {"agent_id": "slow-batch", "model_family": "qwen", "batch_window_ms": 200},
+    {"agent_id": "hurry", "model_family": "qwen", "timeout_ms": 1_000},
+    {"agent_id": "whisper", "model_family": "whisper", "fallback_strategy": "queue_and_retry", "retry_max": 9},
+]
+
+
+class Client:
+    """Somebody at the desk."""
+
+    def __init__(self) -> None:
+        self.outcome: Decision | ApiProblem | None = None
+
+    def resume(self, outcome: Decision | ApiProblem) -> None:
+        assert self.outcome is None, "answered twice"
+        self.outcome = outcome
+
+
+class Office:
+    """A desk over a small fleet, with a clock of its own."""
+
+    def __init__(self, *records: Any, capacity: int = 100) -> None:
+        self.now = 0.0
+        self.table = table_of(*records)
+        self.recorded = Recorded()
+        self.gateway = Gateway(
+            config=Config.model_validate({"agents": AGENTS}),
+            table=self.table,
+            recorder=self.recorded,
+            clock=lambda: self.now,
+            rng=random.Random(3),
+        )
+        self.woken = 0
+        self.desk = Desk(self.gateway, HoldQueue(capacity), self._wake)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def demand(self, agent: str, length: int = 0) -> Demand:
+        headers = {"x-agent-id": agent.encode(), "content-length": str(length).encode()}
+        arrival = self.gateway.arrival(headers, has_body=True)
+        assert isinstance(arrival, Arrival)
+        demand = self.gateway.demand(arrival, None)
+        assert isinstance(demand, Demand)
+        return demand
+
+    def come(self, agent: str, length: int = 0) -> tuple[Client, Ticket | None]:
+        client = Client()
+        outcome = self.desk.admit(client, self.demand(agent, length), self.now)
+        if isinstance(outcome, Ticket):
+            return client, outcome
+        client.outcome = outcome
+        return client, None
+
+    def done(self, client: Client) -> None:
+        assert isinstance(client.outcome, Decision)
+        self.table.release(client.outcome.rows[0])
+        self.desk.capacity_changed()
+
+    def run(self, at: float | None = None) -> float | None:
+        if at is not None:
+            self.now = at
+        return self.desk.run(self.now)
+
+    def worker_of(self, client: Client) -> str:
+        assert isinstance(client.outcome, Decision), client.outcome
+        return self.table.worker_id(client.outcome.rows[0])
+
+
+def problem(client: Client) -> ApiProblem:
+    assert isinstance(client.outcome, ApiProblem), client.outcome
+    return client.outcome
+
+
+def test_a_full_worker_is_waited_for_and_capacity_wakes() -> None:
+    office = Office(record("w1", max_num_seqs=1))
+    first, _ = office.come("high")
+    second, ticket = office.come("high")
+    assert ticket is not None
+    assert second.outcome is None
+    assert office.desk.depth()["high"] == 1
+    office.run()
+    assert second.outcome is None
+    woken = office.woken
+    office.done(first)
+    assert office.woken == woken + 1
+    office.run()
+    assert office.worker_of(second) == "w1"
+    assert second.outcome is not None
+    assert isinstance(second.outcome, Decision)
+    assert second.outcome.fallback is None
+
+
+def test_low_leaves_places_to_high_and_high_overtakes() -> None:
+    # 0.7 x 4 slots: Low may fill two of them.
+    office = Office(record("w1", max_num_seqs=4))
+    lows = [office.come("low") for _ in range(4)]
+    assert [ticket is None for _, ticket in lows] == [True, True, False, False]
+    highs = [office.come("high") for _ in range(3)]
+    assert [ticket is None for _, ticket in highs] == [True, True, False]
+    office.done(highs[0][0])
+    office.run()
+    assert highs[2][0].outcome is not None
+    assert lows[2][0].outcome is None
+
+
+def test_low_is_never_starved() -> None:
+    office = Office(record("w1", max_num_seqs=2))
+    running = [office.come("high")[0] for _ in range(2)]
+    low, _ = office.come("low")
+    # High requests keep coming, one for each that ends; the Low one is served all the same.
+    for step in range(1, 100):
+        office.now = step * 0.5
+        running.append(office.come("high")[0])
+        office.done(running.pop(0))
+        office.run()
+        if low.outcome is not None:
+            break
+    assert isinstance(low.outcome, Decision)
+    assert office.now < 15
+
+
+def test_a_newcomer_does_not_overtake_whoever_waits() -> None:
+    office = Office(record("w1", max_num_seqs=1))
+    first, _ = office.come("high")
+    waiting, _ = office.come("high")
+    office.done(first)  # woken, but not run yet
+    newcomer, ticket = office.come("high")
+    assert isinstance(waiting.outcome, Decision)
+    assert ticket is not None
+    assert newcomer.outcome is None
+
+
+def test_queue_and_retry_waits_as_long_as_it_says() -> None:
+    office = Office(record("w1", status=WorkerStatus.MISSING))
+    client, _ = office.come("queue")
+    # 3 x 200 ms.
+    assert office.run() == pytest.approx(0.6)
+    office.run(0.59)
+    assert client.outcome is None
+    office.run(0.6)
+    assert (problem(client).status, problem(client).code) == (503, "no_room")
+    assert problem(client).retry_after_s is not None
+    assert office.recorded.fallbacks == [("queue", "queue_and_retry")]
+
+
+def test_a_worker_that_comes_back_serves_whoever_waits() -> None:
+    office = Office(record("w1", status=WorkerStatus.MISSING))
+    client, _ = office.come("queue")
+    office.table.upsert(record("w1"))
+    office.desk.capacity_changed()
+    office.run(0.3)
+    assert isinstance(client.outcome, Decision)
+    assert client.outcome.fallback == "queue_and_retry"
+    assert office.recorded.fallbacks == [("queue", "queue_and_retry")]
+
+
+def test_nobody_waits_past_the_timeout() -> None:
+    office = Office(record("w1", max_num_seqs=1))
+    office.come("high")
+    client, _ = office.come("hurry")
+    office.run(0.99)
+    assert client.outcome is None
+    office.run(1.0)
+    assert (problem(client).status, problem(client).code) == (504, "deadline_exceeded")
+
+
+def test_a_client_that_leaves_gives_its_place_up() -> None:
+    office = Office(record("w1", max_num_seqs=1))
+    first, _ = office.come("high")
+    gone, ticket = office.come("high")
+    assert ticket is not None
+    office.desk.leave(ticket)
+    office.done(first)
+    office.run()
+    assert gone.outcome is None
+    assert office.table.in_flight_total() == 0
+    assert sum(office.desk.depth().values()) == 0
+
+
+def test_drop_does_not_wait() -> None:
+    office = Office(record("w1", max_num_seqs=1))
+    office.come("high")
+    client, _ = office.come("drop")
+    assert (problem(client).status, problem(client).code) == (429, "dropped")
+
+
+def test_round_robin_goes_to_full_workers_and_says_so() -> None:
+    office = Office(record("w1", max_num_seqs=1))
+    office.come("high")
+    client, _ = office.come("turns")
+    assert isinstance(client.outcome, Decision)
+    assert client.outcome.fallback == "round_robin"
+
+
+def test_degrade_goes_to_another_family() -> None:
+    office = Office(record("w1", status=WorkerStatus.MISSING), record("w2", models=[PHI]))
+    client, _ = office.come("degrade")
+    assert office.worker_of(client) == "w2"
+    assert isinstance(client.outcome, Decision)
+    assert (client.outcome.fallback, client.outcome.model) == ("degrade_to_phi", PHI.name)
+    assert client.outcome.replaced_models == f",{QWEN.name},"
+
+
+def test_degrade_without_the_other_family_is_refused() -> None:
+    client, _ = Office(record("w1", status=WorkerStatus.MISSING)).come("degrade")
+    assert problem(client).status == 503
+
+
+def test_a_family_that_the_fleet_does_not_have_is_404() -> None:
+    client, _ = Office(record("w1")).come("whisper")
+    assert (problem(client).status, problem(client).code) == (404, "model_not_found")
+
+
+def test_a_full_queue_sheds() -> None:
+    office = Office(record("w1", max_num_seqs=1), capacity=1)
+    office.come("high")
+    low, _ = office.come("low")
+    high, ticket = office.come("high")
+    assert (problem(low).status, problem(low).code) == (429, "queue_full")
+    assert ticket is not None
+    late, _ = office.come("high")
+    assert problem(late).code == "queue_full"
+    assert high.outcome is None
+
+
+# --- memory: 100 blocks of 16 tokens, so the mark is at 1,360 ---
+
+KV = {"kv_blocks_total": 100, "kv_block_tokens": 16}
+
+
+def test_past_the_water_mark_a_request_is_refused_with_what_would_fit() -> None:
+    office = Office(record("w1", kv_cache_usage=0.5, running_requests=1, **KV))
+    # 560 tokens are free below the mark; 1,840 bytes and 100 tokens of output are exactly that.
+    client, _ = office.come("high", length=(560 - 256) * 4)
+    assert isinstance(client.outcome, Decision)
+    office = Office(record("w1", kv_cache_usage=0.5, running_requests=1, **KV))
+    client, _ = office.come("high", length=(560 - 256) * 4 + 4)
+    refused = problem(client)
+    assert (refused.status, refused.code) == (429, "kv_memory")
+    assert "lower max_tokens to 255" in json.loads(refused.body())["error"]["message"]
+    assert refused.retry_after_s is not None
+
+
+def test_what_was_sent_since_the_last_beat_counts() -> None:
+    office = Office(record("w1", kv_cache_usage=0.0, running_requests=1, **KV))
+    outcomes = [office.come("high", length=400)[0].outcome for _ in range(5)]
+    # 356 tokens each: three fit below 1,360.
+    assert [isinstance(outcome, Decision) for outcome in outcomes] == [True, True, True, False, False]
+    office.table.upsert(record("w1", kv_cache_usage=0.1, running_requests=4, **KV))
+    assert isinstance(office.come("high", length=400)[0].outcome, Decision)
+
+
+def test_an_idle_worker_takes_what_it_can() -> None:
+    office = Office(record("w1", kv_cache_usage=0.0, **KV))
+    assert isinstance(office.come("high", length=100_000)[0].outcome, Decision)
+
+
+def test_memory_is_waited_for_where_the_policy_says_so() -> None:
+    office = Office(record("w1", kv_cache_usage=0.84, running_requests=1, **KV))
+    client, ticket = office.come("hold", length=400)
+    assert ticket is not None
+    office.table.upsert(record("w1", kv_cache_usage=0.2, running_requests=1, **KV))
+    office.desk.capacity_changed()
+    office.run(0.2)
+    assert isinstance(client.outcome, Decision)
+
+
+# --- batch windows ---
+
+
+def test_a_batch_goes_to_one_worker_together() -> None:
+    office = Office(*(record(f"w{n}") for n in range(4)))
+    clients = [office.come("batch")[0] for _ in range(5)]
+    other, _ = office.come("slow-batch")
+    assert office.run(0.04) == pytest.approx(0.05)
+    assert all(client.outcome is None for client in clients)
+    assert office.run(0.05) == pytest.approx(0.2)
+    assert len({office.worker_of(client) for client in clients}) == 1
+    assert other.outcome is None
+    office.run(0.2)
+    assert isinstance(other.outcome, Decision)
+
+
+def test_a_batch_that_does_not_fit_one_worker_is_split() -> None:
+    office = Office(record("w1", max_num_seqs=2), record("w2", max_num_seqs=2))
+    clients = [office.come("batch")[0] for _ in range(5)]
+    office.run(0.05)
+    placed = [office.worker_of(client) for client in clients if client.outcome is not None]
+    assert sorted(placed) == ["w1", "w1", "w2", "w2"]
+
+
+def test_a_client_may_leave_its_batch() -> None:
+    office = Office(record("w1"))
+    gone, ticket = office.come("batch")
+    stays, _ = office.come("batch")
+    assert ticket is not None
+    office.desk.leave(ticket)
+    office.run(0.05)
+    assert gone.outcome is None
+    assert isinstance(stays.outcome, Decision)
+    assert office.table.in_flight_total() == 1
+
+
+# --- properties ---
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.sampled_from([agent["agent_id"] for agent in AGENTS]), st.integers(0, 8_000)),
+        st.tuples(st.just("done"), st.integers(0, 50), st.just(0)),
+        st.tuples(st.just("leave"), st.integers(0, 50), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(1, 3_000), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(events)
+def test_everybody_is_answered_once_in_time_and_every_count_returns_to_zero(script: list[tuple[str, Any, int]]) -> None:
+    office = Office(
+        record("w1", max_num_seqs=2, **KV, kv_cache_usage=0.1), record("w2", models=[PHI], max_num_seqs=1), capacity=5
+    )
+    waiting: list[tuple[Client, Ticket, float]] = []
+    running: list[Client] = []
+
+    def settle() -> None:
+        for entry in list(waiting):
+            client, _, deadline = entry
+            if client.outcome is not None:
+                waiting.remove(entry)
+                if isinstance(client.outcome, Decision):
+                    running.append(client)
+            else:
+                assert office.now <= deadline
+
+    for kind, what, length in script:
+        if kind == "come":
+            client, ticket = office.come(what, length)
+            if ticket is not None:
+                waiting.append((client, ticket, office.now + 15.0))
+            elif isinstance(client.outcome, Decision):
+                running.append(client)
+        elif kind == "done" and running:
+            office.done(running.pop(what % len(running)))
+        elif kind == "leave" and waiting:
+            office.desk.leave(waiting.pop(what % len(waiting))[1])
+        elif kind == "wait":
+            office.now += what / 1_000
+        office.run()
+        settle()
+    while running or waiting:
+        while running:
+            office.done(running.pop())
+        office.now += 0.5
+        office.run()
+        settle()
+    assert office.table.in_flight_total() == 0
+    assert sum(office.desk.depth().values()) == 0
+    assert office.run() is None
+
+
+def test_requests_without_an_agent_wait_too() -> None:
+    office = Office(record("w1", max_num_seqs=1))
+    first, _ = office.come("nobody")
+    second, ticket = office.come("nobody")
+    assert ticket is not None
+    office.done(first)
+    office.run()
+    assert isinstance(second.outcome, Decision)
+    assert second.outcome.fallback == "round_robin"
+    assert isinstance(office.demand("nobody").agent, AgentRequest)
