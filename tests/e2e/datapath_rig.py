@@ -37,6 +37,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_pb
 from recursant import names
 from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
+from recursant.config.model import ExtProc as ExtProcSection
 from recursant.fleet.worker import Model, WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
 from xds_server.resource import CLUSTER, ENDPOINT, EXTENSION_CONFIG, LISTENER, ROUTE, Resource
@@ -658,6 +659,8 @@ def standard_fleet(rig: Rig) -> list[WorkerRecord]:
 
 
 def standard_config(**sections: Any) -> Config:
+    """Four agents. A busy machine may make the stand-in for extproc slow: it has all the time it needs."""
+    sections.setdefault("extproc", ExtProcSection(message_timeout_ms=10_000))
     return Config(
         agents=[
             agent("chat-web", model_family="qwen", priority=10),

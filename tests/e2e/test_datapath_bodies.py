@@ -19,16 +19,32 @@ BODY_TIMEOUT_S = 1.0
 
 @pytest.fixture(scope="module")
 def module_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    limits = Limits(body_bytes=BODY_LIMIT, body_timeout_ms=int(BODY_TIMEOUT_S * 1_000))
-    with running(tmp_path_factory.mktemp("bodies"), standard_config(limits=limits)) as rig:
+    with running(tmp_path_factory.mktemp("bodies"), standard_config(limits=Limits(body_bytes=BODY_LIMIT))) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def impatient_module_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    limits = Limits(body_timeout_ms=int(BODY_TIMEOUT_S * 1_000))
+    with running(tmp_path_factory.mktemp("impatient"), standard_config(limits=limits)) as rig:
         yield rig
 
 
 @pytest.fixture
 def rig(module_rig: Rig) -> Rig:
-    module_rig.reset()
-    module_rig.ext_proc.decide = lambda _: decided(module_rig)
-    return module_rig
+    return fresh(module_rig)
+
+
+@pytest.fixture
+def impatient(impatient_module_rig: Rig) -> Rig:
+    """One that gives a body a second. Only for tests about that: a busy machine may need it for anything."""
+    return fresh(impatient_module_rig)
+
+
+def fresh(rig: Rig) -> Rig:
+    rig.reset()
+    rig.ext_proc.decide = lambda _: decided(rig)
+    return rig
 
 
 def decided(rig: Rig, **metadata: str | float) -> Verdict:
@@ -113,7 +129,9 @@ def test_a_separate_empty_end_of_stream(rig: Rig) -> None:
 
 
 def test_a_client_that_waits_for_100_continue(rig: Rig) -> None:
-    with rig.raw(post_head("content-type: application/json\r\ncontent-length: 2\r\nexpect: 100-continue")) as connection:
+    with rig.raw(
+        post_head("content-type: application/json\r\ncontent-length: 2\r\nexpect: 100-continue")
+    ) as connection:
         assert connection.recv(4_096).startswith(b"HTTP/1.1 100 ")
         connection.sendall(b"{}")
         assert read_answer(connection).status == 200
@@ -220,9 +238,9 @@ def test_a_body_over_the_limit_is_refused_at_once(rig: Rig, framing: str) -> Non
 
 @pytest.mark.parametrize("trickle", [False, True])
 @pytest.mark.parametrize("framing", ["content-length: 1000", "transfer-encoding: chunked"])
-def test_an_upload_that_takes_too_long_is_cut(rig: Rig, framing: str, trickle: bool) -> None:
+def test_an_upload_that_takes_too_long_is_cut(impatient: Rig, framing: str, trickle: bool) -> None:
     began = time.monotonic()
-    with rig.raw(post_head(f"content-type: application/json\r\n{framing}")) as connection:
+    with impatient.raw(post_head(f"content-type: application/json\r\n{framing}")) as connection:
         # Bytes that keep coming do not buy time.
         while trickle and time.monotonic() - began < 2 * BODY_TIMEOUT_S:
             try:
@@ -233,25 +251,25 @@ def test_an_upload_that_takes_too_long_is_cut(rig: Rig, framing: str, trickle: b
         answer = read_answer(connection)
     assert error_of(answer) == (408, "request_timeout")
     assert time.monotonic() - began >= BODY_TIMEOUT_S * 0.9
-    assert rig.seen == []
-    eventually(lambda: rig.ext_proc.open == 0, "no ext_proc stream is left")
+    assert impatient.seen == []
+    eventually(lambda: impatient.ext_proc.open == 0, "no ext_proc stream is left")
 
 
-def test_neither_a_hold_nor_a_generation_is_cut_by_that(rig: Rig) -> None:
-    held = decided(rig)
+def test_neither_a_hold_nor_a_generation_is_cut_by_that(impatient: Rig) -> None:
+    held = decided(impatient)
     held.ask_hold_s, held.hold_s = 10.0, 1.5 * BODY_TIMEOUT_S
-    rig.ext_proc.decide = lambda _: held
-    rig.workers[0].do = {"delay": 1.5 * BODY_TIMEOUT_S}
-    assert rig.chat(CHAT).status == 200
+    impatient.ext_proc.decide = lambda _: held
+    impatient.workers[0].do = {"delay": 1.5 * BODY_TIMEOUT_S}
+    assert impatient.chat(CHAT).status == 200
     chunked = {**CHAT, "content-type": "application/json", "transfer-encoding": "chunked"}
-    assert rig.request("POST", "/v1/completions", iter([b"{", b"}"]), chunked).status == 200
+    assert impatient.request("POST", "/v1/completions", iter([b"{", b"}"]), chunked).status == 200
 
 
-def test_a_hold_while_extproc_has_the_body_is_not_cut(rig: Rig) -> None:
-    held = decided(rig)
+def test_a_hold_while_extproc_has_the_body_is_not_cut(impatient: Rig) -> None:
+    held = decided(impatient)
     held.ask_for_body, held.ask_hold_s, held.hold_s = True, 10.0, 1.5 * BODY_TIMEOUT_S
-    rig.ext_proc.decide = lambda _: held
-    assert rig.chat(CHAT, prompt="x" * 500_000).status == 200
+    impatient.ext_proc.decide = lambda _: held
+    assert impatient.chat(CHAT, prompt="x" * 500_000).status == 200
 
 
 def test_the_default_limit_is_retried_whole(tmp_path: Path) -> None:

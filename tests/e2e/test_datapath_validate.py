@@ -27,7 +27,9 @@ ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent)) or "envoy"
 
 
 def validate(bootstrap: Path) -> None:
-    done = subprocess.run([ENVOY, "--mode", "validate", "-c", str(bootstrap)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [ENVOY, "--mode", "validate", "-c", str(bootstrap)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "deprecated" not in done.stderr.lower(), done.stderr
 
