@@ -121,6 +121,21 @@ def test_names_beyond_ascii_match_escaped_or_not() -> None:
         assert run(f'{{"model":"{spelling}"}}', allowed_models=f",{name},").passed
 
 
+# --- another family stands in ---
+
+
+def test_replaced_models_become_the_chosen_one() -> None:
+    for sent in ('"d/v3"', '"d\\/v3"', '"auto"'):
+        assert edited(f'{{"model":{sent}}}', model="q", replaced_models=",d/v2,d/v3,") == b'{"model":"q"}'
+
+
+@pytest.mark.parametrize("name", ["d/v2,d/v3", "d", "v3", "other", ","])
+def test_other_models_are_not_replaced(name: str) -> None:
+    body = f'{{"model":"{name}"}}'
+    assert edited(body, model="q", replaced_models=",d/v2,d/v3,") == body.encode()
+    assert run(body, model="q", replaced_models=",d/v2,d/v3,", allowed_models=",q,").status == 403
+
+
 # --- vLLM's priority ---
 
 
