@@ -30,9 +30,7 @@ def test_a_ready_worker_with_its_weight_and_families() -> None:
     assert found.endpoint.address.socket_address.port_value == 8000
     assert found.load_balancing_weight.value == 125
     assert found.health_status == UNKNOWN
-    assert MessageToDict(found.metadata) == {
-        "filterMetadata": {"envoy.lb": {"model": ["phi", "qwen"], "pool": "open"}}
-    }
+    assert MessageToDict(found.metadata) == {"filterMetadata": {"envoy.lb": {"model": ["phi", "qwen"], "pool": "open"}}}
 
 
 @pytest.mark.parametrize(
