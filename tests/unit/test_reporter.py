@@ -142,6 +142,7 @@ async def test_restores_everything_in_a_redis_that_came_back_empty(
             before = (await until_loaded(store, bool))[0]
         redis_server.kill()
         await until(lambda: caplog.records)
+        await asyncio.sleep(0.3)  # for some more tries
         redis_server.start()
         async with store_of(redis_server) as store:
             after = (await until_loaded(store, bool))[0]
@@ -228,7 +229,7 @@ async def test_registers_again_where_it_is_not_known_any_more() -> None:
         await until(lambda: paths(server)[-1] == "/v1/worker/heartbeat" and api.known)
 
 
-async def test_an_api_that_refuses_is_asked_again() -> None:
+async def test_an_api_that_refuses_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     api = Api()
     api.broken = True
     async with (
@@ -236,8 +237,25 @@ async def test_an_api_that_refuses_is_asked_again() -> None:
         running(Reporter(state, api_url=server.url, interval_ms=FAST_MS)),
     ):
         await until(lambda: len(server.requests) >= 3)
+        assert "/v1/worker/register answered 503: not now" in caplog.text
         api.broken = False
         await until(lambda: api.known)
+
+
+async def test_an_api_that_hangs_does_not_hold_up_the_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recursant.worker.senders.TIMEOUT_S", 3_600.0)
+    api = Api()
+
+    async def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        if path == "/v1/worker/heartbeat":
+            await asyncio.sleep(3_600)
+        return await api.answer(path, body)
+
+    async with http_server(answer) as server, running(Reporter(state, api_url=server.url, interval_ms=FAST_MS)) as task:
+        await until(lambda: len(server.requests) >= 2)
+        task.cancel()
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+        assert task.cancelled()
 
 
 async def test_starts_before_the_api_and_outlives_it() -> None:
