@@ -152,20 +152,36 @@ async def test_every_watch_ends_with_its_stream(bench: Benches):
     await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
-async def test_a_last_word_right_before_the_end_leaves_nothing_running(bench: Benches):
+class Scripted:
+    """A call whose client answers the first response and ends the stream `turns` turns of the event loop later."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+        self.written: asyncio.Queue[Any] = asyncio.Queue()
+        self.step = 0
+
+    async def read(self) -> Any:
+        self.step += 1
+        match self.step:
+            case 1:
+                return ask(CLUSTER)
+            case 2:
+                return ask(CLUSTER, nonce=(await self.written.get()).nonce)
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        return aio.EOF
+
+    async def write(self, response: Any) -> None:
+        self.written.put_nowait(response)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_last_word_right_before_the_end_leaves_nothing_running(bench: Benches, turns: int):
     # The request wakes the writer in the moment in which the end of the stream cancels it.
     rig = await bench()
     rig.server.publish(snapshot(static_cluster("c")))
-    stub = rig.stub()
-    for _ in range(20):
-        call = stub.DeltaAggregatedResources()
-        await call.write(ask(CLUSTER))
-        response = await soon(call.read())
-        await call.write(ask(CLUSTER, nonce=response.nonce))
-        await call.done_writing()
-        while await soon(call.read()) is not aio.EOF:
-            pass
-    await until(lambda: not rig.server._handlers)
+    await soon(rig.server.DeltaAggregatedResources(None, Scripted(turns)))
+    assert rig.server.clients() == []
 
 
 async def test_a_client_that_does_not_read_holds_up_nobody_and_gets_the_newest(bench: Benches):

@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envoy.config.cluster.v3.cluster_pb2 import Cluster
+from envoy.config.core.v3.config_source_pb2 import ApiVersion, ConfigSource
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.config.listener.v3.listener_pb2 import Listener
 from envoy.config.route.v3.route_pb2 import RouteConfiguration
+from envoy.extensions.filters.http.router.v3.router_pb2 import Router
+from envoy.extensions.filters.http.set_metadata.v3.set_metadata_pb2 import Config as SetMetadata
 from envoy.extensions.filters.network.http_connection_manager.v3.http_connection_manager_pb2 import (
     HttpConnectionManager,
 )
@@ -32,12 +35,26 @@ def _resource(type_url: str, name: str, message: Any) -> Resource:
     return Resource.of(type_url, name, message.SerializeToString(deterministic=True))
 
 
+def _from_ads(source: ConfigSource) -> None:
+    source.ads.SetInParent()
+    source.resource_api_version = ApiVersion.V3
+
+
 def cluster(name: str, timeout_s: int = 1, *, service_name: str = "") -> Resource:
     """An EDS cluster; another timeout is another content."""
     message = Cluster(name=name, type=Cluster.EDS)
     message.connect_timeout.seconds = timeout_s
-    message.eds_cluster_config.eds_config.ads.SetInParent()
+    _from_ads(message.eds_cluster_config.eds_config)
     message.eds_cluster_config.service_name = service_name
+    return _resource(CLUSTER, name, message)
+
+
+def half_bad_cluster(name: str) -> Resource:
+    """A cluster that decodes, and that Envoy refuses only while building it: its ring is larger than it may be."""
+    message = Cluster(name=name, type=Cluster.STATIC, lb_policy=Cluster.RING_HASH)
+    message.connect_timeout.seconds = 1
+    message.ring_hash_lb_config.minimum_ring_size.value = 2_000
+    message.ring_hash_lb_config.maximum_ring_size.value = 1_000
     return _resource(CLUSTER, name, message)
 
 
@@ -74,9 +91,12 @@ def listener(name: str, table: str, port: int = 1, *, extension: str = "") -> Re
     """A listener that takes its routes from RDS, and an HTTP filter from ECDS where one is named."""
     manager = HttpConnectionManager(stat_prefix=name)
     manager.rds.route_config_name = table
-    manager.rds.config_source.ads.SetInParent()
+    _from_ads(manager.rds.config_source)
     if extension:
-        manager.http_filters.add(name=extension).config_discovery.config_source.ads.SetInParent()
+        discovery = manager.http_filters.add(name=extension).config_discovery
+        _from_ads(discovery.config_source)
+        discovery.type_urls.append("type.googleapis.com/" + SetMetadata.DESCRIPTOR.full_name)
+    manager.http_filters.add(name="envoy.filters.http.router").typed_config.Pack(Router())
     message = Listener(name=name)
     message.address.socket_address.address, message.address.socket_address.port_value = "127.0.0.1", port
     message.filter_chains.add().filters.add(name="hcm").typed_config.Pack(manager)
