@@ -260,7 +260,9 @@ def test_cached_decoding_equals_plain_decoding(steps: list[object], huffman: boo
     cached = HeaderDecoder(65_536)
     for step in steps:
         if isinstance(step, int):
-            encoder.header_table_size = step
+            # hpack's encoder forgets to announce a new size when it is told the same one again.
+            if step != encoder.header_table_size:
+                encoder.header_table_size = step
             continue
         path, more = step  # type: ignore[misc]
         fields = (*REQUEST[:2], (b":path", path), *more)
