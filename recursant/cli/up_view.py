@@ -19,6 +19,7 @@ from recursant.supervise.plan import dialled
 from recursant.supervise.process import Died, Event, ProcessSpec, Ready, describe_exit
 from recursant.supervise.rundir import RunDirectory
 
+_MOST_NAMES: Final = 6
 _LOOPBACKS: Final = (LOOPBACK, "::1", "localhost")
 
 
@@ -87,7 +88,10 @@ class UpView:
         self._note("stopping at once" if at_once else "stopping; running requests may end (Ctrl-C again: at once)")
 
     def _progress(self) -> str:
-        return f"starting: waiting for {', '.join(self._missing) or 'the gateway'}"
+        shown = self._missing[:_MOST_NAMES]
+        more = len(self._missing) - len(shown)
+        names = ", ".join(shown) + (f" and {more} more" if more else "")
+        return f"starting: waiting for {names or 'the gateway'}"
 
     def _end_progress(self) -> None:
         if self._status is not None:

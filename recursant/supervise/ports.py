@@ -117,8 +117,6 @@ def _bind_error(host: str, port: int) -> OSError | None:
             # As servers do: connections that linger in TIME_WAIT do not hold the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-            # Two sockets with SO_REUSEADDR may both be bound, but not both listen.
-            probe.listen(1)
     except OSError as error:
         return error
     return None

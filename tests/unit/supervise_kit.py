@@ -16,7 +16,8 @@ def note(text):
         file.write(f"{time.monotonic()} {text}\\n")
 def term(*_):
     note("term")
-    if on_term == "obey":
+    if on_term != "ignore":
+        time.sleep(0.5 if on_term == "linger" else 0)
         os.unlink(path)
         note("end")
         sys.exit(0)
@@ -36,7 +37,7 @@ while True:
 
 
 def program(path: Path, *, delay_s: float = 0.0, on_term: str = "obey") -> tuple[str, ...]:
-    """The command of a program that listens on `path`; `on_term`: obey or ignore."""
+    """The command of a program that listens on `path`; `on_term`: obey, linger or ignore."""
     return (sys.executable, "-I", "-S", "-c", _PROGRAM, str(path), str(delay_s), on_term)
 
 

@@ -67,6 +67,13 @@ def test_on_a_terminal_progress_leaves_nothing_but_news() -> None:
     assert out.getvalue().endswith("ready\n")
 
 
+def test_progress_stays_on_a_line_however_many_there_are() -> None:
+    err = Terminal()
+    with view(io.StringIO(), err, workers=100):
+        pass
+    assert "waiting for redis, xds, api, extproc, sim-8101, sim-8102 and 99 more" in err.getvalue().replace("\n", " ")
+
+
 def test_deaths_and_returns_are_told() -> None:
     out, err = io.StringIO(), io.StringIO()
     with view(out, err) as shown:

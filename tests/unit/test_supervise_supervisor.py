@@ -64,7 +64,8 @@ async def test_starts_each_after_those_it_waits_for(tmp_path: Path) -> None:
 
 
 async def test_stops_each_before_those_it_waited_for(tmp_path: Path) -> None:
-    async with running(tmp_path, spec("base", tmp_path), spec("top", tmp_path, after=("base",))) as run:
+    top = spec("top", tmp_path, after=("base",), on_term="linger")
+    async with running(tmp_path, spec("base", tmp_path), top) as run:
         pids = run.supervisor.pids
     ended = {name: times(tmp_path / name) for name in pids}
     assert ended["top"]["end"] < ended["base"]["term"]
