@@ -461,7 +461,9 @@ class Connection:
         handler.closed()
 
     def _on_stream_error(self, error: Http2StreamError) -> None:
-        self._spend(self._early_resets, "streams that had to be reset")
+        # A client that opens more streams than we take may not have read our limit yet, and means no harm.
+        refused = error.code is ErrorCode.REFUSED_STREAM
+        self._spend(self._abandoned if refused else self._early_resets, "streams that had to be reset")
         self._send_reset(error.stream_id, error.code)
         stream = self._streams.get(error.stream_id)
         if stream is not None:

@@ -52,8 +52,9 @@ class Limits:
             the RST_STREAM that Envoy sends after both sides have ended a stream.
         early_resets: streams reset before they carried anything, and those that we must reset: the "rapid reset"
             of CVE-2023-44487 and its mirror image, CVE-2025-8671.
-        abandoned: streams reset after their request and before our answer. Envoy does that to all of them when it
-            finds us too slow, so this must not end the connection of a busy gateway.
+        abandoned: streams reset after their request and before our answer, and those above `concurrent_streams`.
+            Envoy does that to all of them when it finds us too slow, so this must not end the connection of a busy
+            gateway.
     """
 
     concurrent_streams: int = 16_384

@@ -205,12 +205,15 @@ class _Peer(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._full = True
         self._connection.pause()
-        self._cut_off_in(_STALL_SECONDS, "stalled")
+        # A closing connection has a shorter deadline already.
+        if not self._closing:
+            self._cut_off_in(_STALL_SECONDS, "stalled")
         self._steer()
 
     def resume_writing(self) -> None:
         self._full = False
-        self._forget_deadline()
+        if not self._closing:
+            self._forget_deadline()
         self._connection.resume()
         if self._busy:
             self._loop.call_soon(self._go_on)

@@ -94,6 +94,20 @@ def test_resets_that_we_are_made_to_send_are_bounded() -> None:
     assert connection_error(peer, flood(peer, frames)) == ENHANCE_YOUR_CALM
 
 
+def test_refused_streams_are_bounded_loosely() -> None:
+    """A burst above our limit on streams comes from a client that has not read it yet."""
+    peer = client(concurrent_streams=1, early_resets=TIGHT)
+    peer.opened(1)
+    frames = [peer.headers(2 * number + 1) for number in range(1, 500)]
+    assert flood(peer, frames)[-1].kind == RST_STREAM
+    assert not peer.connection.closed
+    peer = client(concurrent_streams=1, abandoned=TIGHT)
+    peer.opened(1)
+    assert connection_error(peer, flood(peer, [peer.headers(2 * number + 1) for number in range(1, 60)])) == (
+        ENHANCE_YOUR_CALM
+    )
+
+
 def test_streams_abandoned_before_their_answer_are_bounded() -> None:
     peer = client(abandoned=TIGHT)
     frames = [

@@ -273,10 +273,33 @@ def test_s6_10_end_stream_of_headers_holds_for_the_whole_block() -> None:
     assert 1 not in peer.handlers
     peer.send(Frame(CONTINUATION, END_HEADERS, 1))
     assert peer.handlers[1].has_ended
+    # The block is over: others may come, and it cannot be continued.
+    assert peer.send(ping()) == [ping(flags=ACK)]
+    assert connection_error(peer, peer.send(Frame(CONTINUATION, END_HEADERS, 1))) == PROTOCOL_ERROR
 
 
-@pytest.mark.parametrize(("count", "size"), [(17, 0), (3, 16_384)])
-def test_s6_10_blocks_are_bounded(count: int, size: int) -> None:
-    peer = client(continuations=16, header_block_bytes=32_768)
-    frames = [Frame(HEADERS, 0, 1, peer.block()), *(Frame(CONTINUATION, 0, 1, bytes(size)) for _ in range(count))]
-    assert connection_error(peer, peer.send(*frames)) == ENHANCE_YOUR_CALM
+@pytest.mark.parametrize("count", [16, 17])
+def test_s6_10_the_frames_of_a_block_are_bounded(count: int) -> None:
+    """Empty ones count as well: the "CONTINUATION flood" of 2024."""
+    peer = client(continuations=16)
+    frames = peer.send(Frame(HEADERS, 0, 1, peer.block()), *(Frame(CONTINUATION, 0, 1) for _ in range(count)))
+    if count > 16:
+        assert connection_error(peer, frames) == ENHANCE_YOUR_CALM
+    else:
+        assert frames == []
+
+
+@pytest.mark.parametrize("size", [1_000, 1_001])
+def test_s6_10_blocks_are_bounded(size: int) -> None:
+    peer = client(header_block_bytes=1_000)
+    # One that was cut before does not count for the next.
+    peer.send(Frame(HEADERS, 0, 1, peer.block()), Frame(CONTINUATION, END_HEADERS, 1))
+    frames = peer.send(
+        Frame(HEADERS, 0, 3, bytes(600)),
+        Frame(CONTINUATION, 0, 3, bytes(200)),
+        Frame(CONTINUATION, 0, 3, bytes(size - 800)),
+    )
+    if size > 1_000:
+        assert connection_error(peer, frames) == ENHANCE_YOUR_CALM
+    else:
+        assert frames == []
