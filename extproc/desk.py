@@ -131,8 +131,7 @@ class Desk:
         while isinstance(found, Refusal):
             if found is Refusal.NO_WORKER and not degraded:
                 unknown = self._unknown(demand)
-                strategy = "" if policy is None else policy.fallback_strategy
-                if unknown is not None and not strategy.startswith("degrade_to_"):
+                if unknown is not None and (policy is None or policy.degrade_family is None):
                     return unknown
             said = verdict(
                 found, policy, left_s=demand.deadline_s - now, what=self._gateway.asked_for(demand), degraded=degraded

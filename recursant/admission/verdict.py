@@ -1,13 +1,10 @@
 """What happens to a request that nobody can take now (SPEC C4, E2, DESIGN §9 "Order of answers"). Pure."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from recursant.agents.policy import AgentPolicy
 from recursant.problems import ApiProblem, shed, unavailable
 from recursant.routing.picker import Refusal
-
-DEGRADE_PREFIX: Final = "degrade_to_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +46,9 @@ def verdict(refusal: Refusal, policy: AgentPolicy | None, *, left_s: float, what
     strategy = "reject" if policy is None else policy.fallback_strategy
     if refusal is Refusal.MEMORY and policy is not None and policy.on_memory_pressure == "hold":
         return Hold(left_s)
-    if strategy.startswith(DEGRADE_PREFIX) and not degraded:
-        return Degrade(strategy.removeprefix(DEGRADE_PREFIX))
+    other = None if policy is None else policy.degrade_family
+    if other is not None and not degraded:
+        return Degrade(other)
     if refusal is Refusal.MEMORY:
         return shed("not enough KV memory is free for this request", code="kv_memory")
     if strategy == "drop":

@@ -11,6 +11,7 @@ from recursant.agents.priority import PriorityClass, class_of_priority
 # An agent id is a metric label, a header value and a Redis key: one plain word.
 AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 FALLBACKS = ("queue_and_retry", "drop", "round_robin", "reject", "degrade_to_<family>")
+DEGRADE_PREFIX = "degrade_to_"
 _FALLBACK = re.compile(r"^(?:queue_and_retry|drop|round_robin|reject|degrade_to_[A-Za-z0-9][A-Za-z0-9._-]{0,63})$")
 
 # Beyond any time, memory or length that makes sense, and within what protocols can carry.
@@ -71,6 +72,12 @@ class AgentPolicy(BaseModel):
         if not _FALLBACK.match(value):
             raise ValueError(f"must be one of {', '.join(FALLBACKS)}")
         return value
+
+    @property
+    def degrade_family(self) -> str | None:
+        """The family that takes this one's place under `degrade_to_<family>`."""
+        strategy = self.fallback_strategy
+        return strategy.removeprefix(DEGRADE_PREFIX) if strategy.startswith(DEGRADE_PREFIX) else None
 
     @cached_property
     def priority_class(self) -> PriorityClass:

@@ -20,8 +20,11 @@ class FamilyResolver:
 
     @classmethod
     def from_config(cls, config: Config) -> "FamilyResolver":
-        """The resolver for a configuration: its patterns, its agents' families and its workers' declared ones."""
+        """The resolver for a configuration: its patterns, its agents' families, those that they degrade to, and its
+        workers' declared ones.
+        """
         known = {agent.model_family for agent in config.agents if agent.model_family}
+        known.update(agent.degrade_family for agent in config.agents if agent.degrade_family)
         for worker in config.workers:
             for model in worker.models:
                 family = model if isinstance(model, str) else model.family

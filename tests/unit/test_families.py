@@ -30,11 +30,12 @@ def test_patterns_come_before_known_words() -> None:
 def test_known_words_come_from_agents_and_static_workers() -> None:
     config = Config.model_validate(
         {
-            "agents": [{"agent_id": "a", "model_family": "whisper"}],
+            "agents": [{"agent_id": "a", "model_family": "whisper", "fallback_strategy": "degrade_to_llama"}],
             "workers": [{"host": "n1", "models": ["phi", {"name": "x/y", "family": "house"}]}],
         }
     )
     resolver = FamilyResolver.from_config(config)
     assert resolver.family_of("openai/whisper-large-v3") == "whisper"
     assert resolver.family_of("Phi-3") == "phi"
+    assert resolver.family_of("meta-llama/Llama-3-8B") == "llama"
     assert resolver.family_of("the-house-model") == "house"
