@@ -222,9 +222,12 @@ class _Peer(asyncio.Protocol):
     # --- draining ---
 
     def drain(self) -> None:
-        """Ask the client to leave."""
-        self._connection.drain()
-        self._flush()
+        """Ask the client to leave. One that has not even greeted would not answer."""
+        if self._connection.established:
+            self._connection.drain()
+            self._flush()
+        else:
+            self._close()
 
     def finish(self) -> None:
         """End what still runs, and close."""

@@ -410,6 +410,16 @@ async def test_a_connection_without_streams_drains_at_once(tmp_path: Path) -> No
             await draining
 
 
+@on_both_loops
+async def test_who_has_not_greeted_does_not_hold_up_the_draining(tmp_path: Path) -> None:
+    async with served(tmp_path) as bench:
+        silent = await bench.connect()
+        await eventually(lambda: bench.transport.stats.connections_open == 1)
+        async with asyncio.timeout(PATIENCE_S):
+            await bench.transport.drain(2 * PATIENCE_S)
+        await silent.end()
+
+
 async def test_a_successors_socket_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "extproc.sock"
     old, new = (LeanTransport(Scripts(), max_message_bytes=1_000) for _ in range(2))
