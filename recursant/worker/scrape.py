@@ -138,16 +138,17 @@ class ScrapeTarget:
         text = (await self._get(client, "/metrics")).decode(errors="replace")
         try:
             metrics = parse_metrics(text)
+            now = time.monotonic()
+            if metrics.started_at != self._started_at:
+                self._started_at = metrics.started_at
+                self._models = None
+            if self._models is None or now - self._models_read_at >= MODELS_REFRESH_S:
+                self._models = await self._list_models(client)
+                self._models_read_at = now
+            return self._state(metrics, self._models, now)
         except ValueError as error:
+            # Its answers make no sense, or hold numbers that a report has no room for.
             raise ScrapeError(str(error)) from None
-        now = time.monotonic()
-        if metrics.started_at != self._started_at:
-            self._started_at = metrics.started_at
-            self._models = None
-        if self._models is None or now - self._models_read_at >= MODELS_REFRESH_S:
-            self._models = await self._list_models(client)
-            self._models_read_at = now
-        return self._state(metrics, self._models, now)
 
     def _state(self, metrics: EngineMetrics, models: list[ListedModel], now: float) -> WorkerState:
         state = static_state(self._worker)
@@ -181,8 +182,8 @@ class ScrapeTarget:
             raise
         try:
             return parse_model_list(json.loads(body))
-        except (ValueError, RecursionError) as error:
-            raise ScrapeError(str(error)) from None
+        except RecursionError:
+            raise ScrapeError("/v1/models answered JSON that is nested too deeply") from None
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
         async with client.stream("GET", self._base + path) as response:
