@@ -226,7 +226,7 @@ class _Peer(asyncio.Protocol):
         if self._connection.established:
             self._connection.drain()
             self._flush()
-        else:
+        elif not self._closing:
             self._close()
 
     def finish(self) -> None:
