@@ -181,7 +181,7 @@ def check_bounds(peer: Client) -> None:
     """No table outgrows its bound."""
     connection = peer.connection
     assert connection.open_streams <= LIMITS.concurrent_streams
-    assert len(connection._input) <= LIMITS.frame_bytes + 9
+    assert len(connection._receiver._input) <= LIMITS.frame_bytes + 9
     assert len(connection._registry._reset) <= 1_024
     assert connection._sender._pending_bytes >= 0
     living = [handler for handler in peer.handlers.values() if not handler.closed_times]
