@@ -243,6 +243,37 @@ class Liveness(Section):
     forget_after_ms: Annotated[int, Field(ge=1_000, le=30 * DAY_MS)] = 600_000
 
 
+class Isolation(Section):
+    """When evidence takes a worker out, and for how long (SPEC F1)."""
+
+    # False: nobody is taken out but by an operator.
+    enabled: bool = True
+    # Of the ready workers; the last one is never taken out, whatever this says.
+    max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    cuda_errors: Annotated[int, Field(ge=1, le=1_000)] = 3
+    cuda_ms: PositiveMilliseconds = 600_000
+    oom_ms: PositiveMilliseconds = 10_000
+    # For server errors, requests without an answer, and a worker that cannot be reached.
+    errors_ms: PositiveMilliseconds = 30_000
+    probe_ms: PositiveMilliseconds = 60_000
+    # A failed trial doubles the time up to this.
+    longest_ms: PositiveMilliseconds = 3_600_000
+    trial_ms: PositiveMilliseconds = 60_000
+    trial_requests: Annotated[int, Field(ge=1, le=1_000)] = 3
+
+
+class Probes(Section):
+    """Requests of our own that make each worker generate (SPEC F2)."""
+
+    enabled: bool = True
+    interval_s: Annotated[float, Field(ge=0.1, le=86_400)] = 30.0
+    timeout_ms: PositiveMilliseconds = 10_000
+    prompt: Annotated[str, Field(min_length=1, max_length=4_096)] = "The capital of France is"
+    max_tokens: Annotated[int, Field(ge=1, le=256)] = 8
+    # A worker's answer must be the one that it gave before.
+    compare: bool = True
+
+
 DEFAULT_PATHS = (
     PathEntry(path="/api/chat", agent_id="chat-web"),
     PathEntry(path="/api/summary", agent_id="batch-summary"),
@@ -265,6 +296,8 @@ class Config(Section):
     api: Api = Api()
     redis: Redis = Redis()
     liveness: Liveness = Liveness()
+    isolation: Isolation = Isolation()
+    probes: Probes = Probes()
 
     @property
     def path_entries(self) -> tuple[PathEntry, ...]:
