@@ -91,7 +91,6 @@ class Connection:
             more = False
         finally:
             self._running = False
-        self._check_pending()
         return more
 
     def take(self) -> bytes:
@@ -129,13 +128,15 @@ class Connection:
     # --- draining ---
 
     def drain(self) -> None:
-        """Ask the client to open no more streams here (§6.8): a warning first, for those already on their way."""
+        """Ask the client to open no more streams here (§6.8): a warning first, for those already on their way.
+
+        The caller takes the output.
+        """
         if self._draining or self.closed:
             return
         self._draining = True
         self._sender.control(frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR))
         self._sender.control(frames.ping(_DRAIN_PING, ack=False))
-        self._announce()
 
     @property
     def drained(self) -> bool:
@@ -143,13 +144,12 @@ class Connection:
         return self._registry.last_accepted is not None and not self._registry.live
 
     def finish(self) -> None:
-        """End what still runs, in order, and accept nothing more."""
+        """End what still runs, in order, and accept nothing more. The caller takes the output."""
         if self.closed:
             return
         self._stop_accepting()
         for stream in list(self._registry.live.values()):
             stream.handler.finish()
-        self._announce()
 
     def _stop_accepting(self) -> None:
         if self._registry.last_accepted is None:

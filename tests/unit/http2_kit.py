@@ -172,6 +172,7 @@ class Client:
     def shake_hands(self, *pairs: tuple[int, int]) -> "Client":
         """Preface and settings, both ways."""
         self.raw(PREFACE)
+        assert self.connection.established
         answers = self.send(settings(*pairs), Frame(SETTINGS, ACK))
         assert Frame(SETTINGS, ACK) in answers
         return self

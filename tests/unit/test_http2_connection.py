@@ -81,9 +81,10 @@ def test_s3_4_bytes_may_arrive_one_by_one() -> None:
 # --- §4.1 Frame format, §4.2 Frame size ---
 
 
-def test_s4_1_unknown_frame_types_are_ignored() -> None:
+@pytest.mark.parametrize("kind", [0x0A, 0xFA, 0xFF])
+def test_s4_1_unknown_frame_types_are_ignored(kind: int) -> None:
     peer = client()
-    assert peer.send(Frame(0xFA, 0xFF, 77, b"whatever"), ping()) == [ping(flags=ACK)]
+    assert peer.send(Frame(kind, 0xFF, 77, b"whatever"), ping()) == [ping(flags=ACK)]
 
 
 def test_s4_1_undefined_flags_are_ignored() -> None:
@@ -489,6 +490,69 @@ def test_a_lost_connection_closes_every_stream_once() -> None:
     assert [handler.closed_times for handler in handlers] == [1, 1]
     handlers[0].send(b"late")
     assert peer.take() == []
+
+
+def test_a_lost_connection_hears_nothing_more() -> None:
+    peer = client()
+    peer.connection.receive(bytes(peer.headers(1)))
+    peer.connection.lost()
+    assert peer.send(peer.headers(3), ping()) == []
+    assert not peer.handlers
+
+
+def test_a_failed_connection_has_no_more_to_do() -> None:
+    peer = client()
+    peer.connection.receive(bytes(ping(b"short")) + bytes(ping()) * 100)
+    assert not peer.connection.run(0.0, 1)
+    assert peer.connection.failure is not None
+
+
+def test_draining_begins_once_and_ends_only_if_it_began() -> None:
+    peer = client()
+    assert not peer.connection.drained
+    peer.connection.drain()
+    assert len(peer.take()) == 2
+    peer.connection.drain()
+    assert peer.take() == []
+    # An answer to another ping is none to ours.
+    assert peer.send(ping(b"whatever", ACK)) == []
+    assert not peer.connection.drained
+
+
+def test_nothing_is_drained_after_the_end() -> None:
+    finished = client()
+    finished.connection.finish()
+    assert [frame.kind for frame in finished.take()] == [GOAWAY]
+    finished.connection.drain()
+    finished.connection.finish()
+    assert finished.take() == []
+    failed = client()
+    failed.send(ping(b"short"))
+    failed.connection.drain()
+    failed.connection.finish()
+    assert failed.take() == []
+
+
+@pytest.mark.parametrize("what", ["headers", "data", "end", "resume"])
+def test_each_kind_of_output_is_announced(what: str) -> None:
+    peer = client()
+    handler = peer.opened(1)
+    if what == "resume":
+        peer.connection.pause()
+        handler.send(b"a")
+        peer.take()
+    before = peer.wakes
+    match what:
+        case "headers":
+            peer.connection.send_headers(handler.stream, RESPONSE_BLOCK)
+        case "data":
+            peer.connection.send_data(handler.stream, b"a")
+        case "end":
+            handler.end()
+        case "resume":
+            peer.connection.resume()
+    assert peer.wakes == before + 1
+    assert peer.take()
 
 
 def test_output_outside_of_run_is_announced_once() -> None:

@@ -15,6 +15,7 @@ from http2_kit import (
     PROTOCOL_ERROR,
     RST_STREAM,
     SETTINGS,
+    TRAILER_BLOCK,
     WINDOW_UPDATE,
     Client,
     Frame,
@@ -86,6 +87,19 @@ def test_s5_2_the_trailers_wait_for_the_data() -> None:
     frames = peer.send(window_update(1, 2))
     assert [(frame.kind, frame.flags & END_STREAM) for frame in frames] == [(DATA, 0), (HEADERS, END_STREAM)]
     assert handler.closed_times == 1
+
+
+def test_s5_2_nothing_follows_trailers_that_wait() -> None:
+    peer = client((INITIAL_WINDOW_SIZE, 2))
+    handler = peer.opened(1)
+    peer.send(data(1, b"x", END_STREAM))
+    handler.send(b"abcd")
+    handler.end()
+    handler.send(b"late")
+    handler.end()
+    peer.take()
+    frames = peer.send(window_update(1, 100))
+    assert [(frame.kind, frame.payload) for frame in frames] == [(DATA, b"cd"), (HEADERS, TRAILER_BLOCK)]
 
 
 def test_s5_2_later_answers_wait_behind_held_ones() -> None:
@@ -287,8 +301,9 @@ def test_a_body_of_megabytes_flows_with_few_updates() -> None:
     assert len(updates) <= 25
 
 
-def test_the_preface_of_windows_counts_from_the_default() -> None:
-    """A connection window below the default cannot be announced, so none is."""
-    peer = Client(client(connection_window=1_000).limits)
+@pytest.mark.parametrize("size", [1_000, 65_535])
+def test_the_preface_of_windows_counts_from_the_default(size: int) -> None:
+    """A connection window below the default cannot be announced, so none is; and no update is by 0."""
+    peer = Client(client(connection_window=size).limits)
     assert [frame.kind for frame in peer.take()] == [SETTINGS]
     peer.raw(PREFACE)
