@@ -33,18 +33,14 @@ def test_doctor_knows_that_it_runs(stack: Stack, tmp_path: Path) -> None:
     assert done.exit_code == 0
 
 
-def test_one_more_simulated_worker_joins_and_leaves(make_stack: MakeStack) -> None:
+def test_more_simulated_workers_join_and_leave(make_stack: MakeStack) -> None:
     stack = make_stack(workers=1)
     sim = stack.start_sim("--worker-id", "late", "--model", "acme/late-llama")
+    stack.start_sim("--worker-id", "far", "--api", stack.endpoints.api)
     stack.wait_worker("late")
+    stack.wait_worker("far")  # It reaches only the control API.
     answer = stack.chat(agent=None, model="acme/late-llama")
     assert answer.status_code == 200
     assert answer.headers["x-recursant-worker"] == "late"
     assert sim.end() == 0
     stack.wait_until(lambda: "late" not in [worker["id"] for worker in stack.workers()])
-
-
-def test_a_worker_that_reaches_only_the_control_api(make_stack: MakeStack) -> None:
-    stack = make_stack(workers=1)
-    stack.start_sim("--worker-id", "far", "--api", stack.endpoints.api)
-    stack.wait_worker("far")

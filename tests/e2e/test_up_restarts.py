@@ -29,17 +29,10 @@ def test_a_worker_leaves_the_fleet_before_it_comes_back(make_stack: MakeStack) -
     name = next(iter(stack.worker_pids))
     old = stack.kill(name)
     killed_at = time.monotonic()
+    wait_until(lambda: name not in stack.pids, what="endpoints.json says that it is away")
+    assert [worker.pid for worker in stack.endpoints.workers if worker.id == name] == [None]
     stack.wait_worker(name, "missing")
     stack.wait_restarted(name, old)
     # Documented in docs/running.md: longer than three beats.
     assert time.monotonic() - killed_at >= 2
     stack.wait_worker(name, "ready")
-
-
-def test_it_is_told_that_a_process_is_away(make_stack: MakeStack) -> None:
-    stack = make_stack(workers=1)
-    [name] = stack.worker_pids
-    stack.kill(name)
-    wait_until(lambda: name not in stack.pids, what="endpoints.json says that it is away")
-    [worker] = stack.endpoints.workers
-    assert (worker.id, worker.pid) == (name, None)

@@ -15,6 +15,7 @@ from recursant.supervise.ports import free_ports
 pytestmark = pytest.mark.e2e
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
+CONFIG = ("--config", "recursant.yaml")
 SERVICES = ("xds", "extproc", "api", "envoy")
 
 
@@ -25,15 +26,14 @@ class Services:
         names = ("gateway", "admin", "api", "xds", "xds_metrics", "extproc", "extproc_metrics", "worker")
         self.ports = dict(zip(names, free_ports("127.0.0.1", len(names)), strict=True))
         ports = self.ports
-        config = folder / "recursant.yaml"
-        config.write_text(
+        (folder / "recursant.yaml").write_text(
             f"agents: [{{agent_id: chat-web, model_family: qwen}}]\nredis: {{url: '{redis_url}'}}\n"
             f"gateway: {{port: {ports['gateway']}, admin_port: {ports['admin']}}}\napi: {{port: {ports['api']}}}\n"
             f"xds: {{port: {ports['xds']}, metrics_port: {ports['xds_metrics']}}}\n"
             f"extproc: {{listen: ['127.0.0.1:{ports['extproc']}'], metrics_port: {ports['extproc_metrics']}}}\n"
         )
         self.gateway = f"http://127.0.0.1:{ports['gateway']}"
-        self.programs = {name: Program(folder, name, ["serve", name, "--config", str(config)]) for name in SERVICES}
+        self.programs = {name: Program(folder, name, ["serve", name, *CONFIG]) for name in SERVICES}
         self.programs["sim"] = Program(
             folder,
             "sim",
@@ -104,15 +104,13 @@ def test_an_envoy_that_dies_is_an_error_for_whoever_runs_it(services: Services) 
     assert program.errors.splitlines()[-1] == "error: envoy ended by itself (exit code 0)"
 
 
-@pytest.mark.parametrize("name", ["xds", "extproc", "api", "sim"])
-def test_an_address_in_use_is_one_line(services: Services, name: str, tmp_path: Path) -> None:
-    port = services.ports["worker" if name == "sim" else name]
-    probe = {"xds": "xds_metrics", "extproc": "extproc_metrics", "api": "api", "sim": "worker"}[name]
-    url = f"http://127.0.0.1:{services.ports[probe]}/metrics"
-    wait_until(lambda: httpx.get(url, trust_env=False).status_code == 200, 60, what=f"{name} runs")
-    arguments = ["sim", "--port", str(port)] if name == "sim" else ["serve", name, "--config", "recursant.yaml"]
-    second = Program(tmp_path, f"{name}-second", arguments)
-    assert second.wait() == 1
-    last = second.errors.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert "Traceback" not in second.errors
+def test_an_address_in_use_is_one_line(services: Services, tmp_path: Path) -> None:
+    answers = {"xds": "xds_metrics", "extproc": "extproc_metrics", "api": "api", "sim": "worker"}
+    for name, port in answers.items():
+        url = f"http://127.0.0.1:{services.ports[port]}/metrics"
+        wait_until(lambda url=url: httpx.get(url, trust_env=False).status_code == 200, 60, what=f"{name} runs")
+        arguments = ["sim", "--port", str(services.ports[port])] if name == "sim" else ["serve", name, *CONFIG]
+        second = Program(tmp_path, f"{name}-second", arguments)
+        assert second.wait() == 1
+        assert second.errors.splitlines()[-1].startswith("error: ")
+        assert "Traceback" not in second.errors
