@@ -29,6 +29,22 @@ AGENT_DESCRIPTION_HEADERS: Final = (
     AGENT_MODEL_FAMILY,
 )
 
+# All that the ext_proc service reads. Envoy sends it nothing else, so that it never holds credentials, cookies or
+# whatever else clients send.
+EXTPROC_HEADERS: Final = (
+    ":path",
+    ":status",
+    "content-length",
+    "content-type",
+    "retry-after",
+    AGENT_ID,
+    *AGENT_DESCRIPTION_HEADERS,
+    SESSION_ID,
+    REAL_TIME,
+    REQUEST_ID,
+    TRACEPARENT,
+)
+
 # --- headers that only the gateway may set; stripped from clients before anything else ---
 OWN_HEADER_PREFIX: Final = "x-recursant-"
 ENVOY_HEADER_PREFIX: Final = "x-envoy-"

@@ -4,6 +4,7 @@ ext_proc and both Lua filters are discovered: a release with other Lua, or anoth
 new requests only, and no listener drains (docs/adr/0002-data-path.md).
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
@@ -17,6 +18,7 @@ from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.type import v3 as envoy_type
+from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.google.protobuf import Any
 
 from recursant import names
@@ -101,6 +103,7 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
             response_trailer_mode=send,
         ),
         allow_mode_override=True,
+        forward_rules=ext_proc.HeaderForwardingRules(allowed_headers=_exactly(names.EXTPROC_HEADERS)),
         response_attributes=[_UPSTREAM_ADDRESS],
         # x-envoy-max-retries bounds the walk along the list of candidates.
         mutation_rules=mutation.HeaderMutationRules(allow_envoy=True),
@@ -108,3 +111,7 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
         # The route follows from the path and the agent's id, both settled before.
         route_cache_action=ext_proc.ExternalProcessorRouteCacheAction.RETAIN,
     )
+
+
+def _exactly(headers: Iterable[str]) -> matcher.ListStringMatcher:
+    return matcher.ListStringMatcher(patterns=[matcher.StringMatcher(exact=header) for header in headers])
