@@ -87,8 +87,7 @@ class Publisher:
         except Exception:  # noqa: BLE001 - whatever is wrong with the new one, the last good one serves on
             self._recorder.snapshot_failed()
             _log.exception("cannot build what Envoy is to get; it keeps what it has")
-            # The next change tries everything again.
-            self._needed = Rebuild.EVERYTHING
+            # What was needed still is: the next change tries again.
             return
         self._needed = Rebuild.NOTHING
         self._resources = resources

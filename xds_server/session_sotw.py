@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 
 from xds_server.resource import Resource
-from xds_server.session import DEFAULT_LIMITS, Limits, Session
+from xds_server.session import Session
 from xds_server.snapshot import Snapshot, fingerprint
 from xds_server.substream import Substream
 from xds_server.told import Due, Phase
@@ -16,11 +16,6 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
     """Every request brings the whole list of names; one version speaks for all resources of a type."""
 
     protocol = "sotw"
-
-    def __init__(self, now: float, *, ack_timeout_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
-        super().__init__(now, ack_timeout_s=ack_timeout_s, limits=limits)
-        # Versions, by type, that the client says it has since an earlier stream, until they are compared.
-        self._claims: dict[str, str] = {}
 
     def receive(self, request: DiscoveryRequest, now: float) -> None:
         """See `Session.receive`."""
@@ -33,11 +28,11 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
                 return
         change = substream.subscription.replace(request.resource_names)
         held: dict[str, str] = {}
-        if first and request.version_info:
-            self._claims[request.type_url] = request.version_info
-            # It has some content of these, we cannot tell which: enough to empty what has gone meanwhile.
-            if substream.traits.blank is not None:
-                held = dict.fromkeys(request.resource_names, request.version_info)
+        # A version from an earlier stream spares nothing: it is the last one accepted, and part of a later one that
+        # was refused may have been applied. It only tells that the client has some content of these names: enough
+        # to empty those that have gone meanwhile.
+        if first and request.version_info and substream.traits.blank is not None:
+            held = dict.fromkeys(request.resource_names, request.version_info)
         substream.apply(change, held)
 
     def _answer(self, substream: Substream, request: DiscoveryRequest) -> None:
@@ -58,7 +53,6 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
         return traits_of(type_url).whole_state
 
     def _respond(self, substream: Substream, snapshot: Snapshot, phase: Phase, now: float) -> DiscoveryResponse | None:
-        self._compare_claim(substream, snapshot)
         due = substream.due(snapshot, phase)
         if substream.retry_together():
             due = substream.due(snapshot, phase)
@@ -86,20 +80,6 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
         version = fingerprint((resource.name, resource.version) for resource in resources)
         nonce, version = self._record(substream, resources, absent, now, version)
         return _response(substream.type_url, nonce, version, resources)
-
-    def _compare_claim(self, substream: Substream, snapshot: Snapshot) -> None:
-        """On reconnecting, a client that has everything already needs nothing.
-
-        A version speaks for a set of names; only a wildcard's set is known to be the same.
-        """
-        claim = self._claims.pop(substream.type_url, None)
-        if (
-            claim is not None
-            and substream.whole
-            and substream.subscription.covers_all
-            and claim == snapshot.version(substream.type_url)
-        ):
-            substream.adopt(snapshot)
 
 
 def _response(type_url: str, nonce: str, version: str, resources: Iterable[Resource]) -> DiscoveryResponse:

@@ -4,7 +4,7 @@ xDS keeps versions, nonces, subscriptions and answers per type: each type is a s
 Both protocol variants share this ledger; it is pure, time is an argument.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from xds_server.holds import Holds
@@ -86,15 +86,6 @@ class Substream:
             else:
                 self._asked.add(name)
 
-    def adopt(self, snapshot: Snapshot) -> None:
-        """The client has all of the type already, as it is in `snapshot`."""
-        self._quiet.clear()
-        self._asked.clear()
-        self.greeting = False
-        for name, resource in snapshot.of_type(self.type_url).items():
-            self.told[name] = Told(resource.version, Verdict.ACCEPTED, resource, resource)
-        self._sent = self._accepted = snapshot.version(self.type_url)
-
     def push_again(self, name: str) -> None:
         """Send this name although it did not change; not while its content is refused."""
         told = self.told.get(name)
@@ -166,7 +157,7 @@ class Substream:
     # --- what was sent ---
 
     def record(
-        self, nonce: str, resources: Iterable[Resource], absent: Iterable[str], now: float, version: str | None = None
+        self, nonce: str, resources: Iterable[Resource], absent: Sequence[str], now: float, version: str | None = None
     ) -> str:
         """Take down a response; returns its version: given, or that of everything that the client then has."""
         self._quiet.clear()
@@ -183,7 +174,7 @@ class Substream:
         if version is None:
             version = fingerprint((name, told.version) for name, told in self.told.items() if told.version != ABSENT)
         self.nonce, self._sent = nonce, version
-        self.unanswered.add(nonce, Push(version, sent, now))
+        self.unanswered.add(nonce, Push(version, sent, absent, now))
         return version
 
     def mark_absent(self, names: Iterable[str]) -> None:
@@ -216,6 +207,9 @@ class Substream:
             if told is not None and told.version == version:
                 told.verdict = Verdict.REJECTED
                 group[name] = version
+        if push.told and not self.whole:
+            # Nothing of the response may have been applied: what it took away is said again, alone.
+            self._asked.update(name for name in push.absent if self.subscription.wants(name))
         if group and not self.whole:
             if len(group) == len(push.told):
                 self._holds.hold(group)

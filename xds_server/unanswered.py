@@ -1,6 +1,6 @@
 """The responses of one type that a client has not answered yet, by nonce."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,11 +15,13 @@ class Push:
     Attributes:
         version: as the response says.
         told: versions by name.
+        absent: names that it calls absent.
         sent_at: the caller's clock, in seconds.
     """
 
     version: str
     told: Mapping[str, str]
+    absent: Sequence[str]
     sent_at: float
 
 

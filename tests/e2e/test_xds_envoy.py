@@ -160,9 +160,11 @@ async def test_a_restarted_server_finds_envoy_as_it_was(rig: Rig, fleet: list[Wo
     rig.serve(*whole)
     await rig.synced(*EVERYTHING)
     assert await rig.get("/c") == (200, "a")
-    # It has clusters and listeners, and is not sent them again.
-    assert rig.count("pushes", type="Cluster") == 0
-    assert rig.count("pushes", type="Listener") == 0
+    # In delta Envoy says what it has, and is not sent it again. In state of the world it cannot say that reliably.
+    again = 0 if rig.mode == "DELTA_GRPC" else 1
+    assert rig.count("pushes", type="Cluster") == again
+    assert rig.count("pushes", type="Listener") == again
+    # Either way nothing happens to what runs.
     assert await rig.stat("cluster_manager.cluster_modified") == 0
     assert await rig.stat("listener_manager.listener_create_success") == 1
 

@@ -321,6 +321,21 @@ class TestNack:
         # It is named even though the client never accepted it: it may linger half-built.
         assert [name for response in responses for name in response.removed_resources] == ["bad"]
 
+    @pytest.mark.parametrize("type_url", [LISTENER, EXTENSION_CONFIG, ROUTE, POLICY])
+    def test_a_removal_refused_along_with_a_bad_one_is_said_again_alone(self, type_url: str):
+        # Nothing of a refused response may have been applied, its removals included.
+        client = DeltaClient()
+        client.serve(any_resource(type_url, "a"), any_resource(type_url, "b"))
+        (response,) = client.ask(type_url, "a", "b")
+        client.ack(response)
+        (both,) = client.serve(any_resource(type_url, "b", 2))
+        assert (names_of(both), list(both.removed_resources)) == (["b"], ["a"])
+        (again,) = client.nack(both)
+        assert (names_of(again), list(again.removed_resources)) == ([], ["a"])
+        # A removal alone that is refused is not worth a loop.
+        assert client.nack(again) == []
+        assert client.hear() == []
+
     @each_type
     def test_a_nack_of_a_response_that_was_already_repaired(self, type_url: str):
         client = DeltaClient()
