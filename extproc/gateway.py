@@ -19,6 +19,7 @@ from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest, AgentResolver
 from recursant.config.model import Config
+from recursant.fleet.evidence import Evidence
 from recursant.fleet.table import Fact, FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
 from recursant.routing.filters import MEMORY, SLOTS
@@ -43,6 +44,17 @@ class Recorder(Protocol):
 
     def fallback_taken(self, agent: str, strategy: str) -> None:
         """Count a fallback."""
+
+
+class EvidenceSink(Protocol):
+    """Takes what requests show about workers; `Ward.witness` is one."""
+
+    def __call__(self, worker_id: str, evidence: Evidence, *, text: str = "", since: float | None = None) -> None:
+        """Take one piece of evidence; `since` is when the request was sent, in the gateway's time."""
+
+
+def ignore_evidence(worker_id: str, evidence: Evidence, *, text: str = "", since: float | None = None) -> None:
+    """Take evidence and do nothing with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +134,13 @@ class Gateway:
         clock: Callable[[], float],
         rng: random.Random,
         ready: Callable[[], bool] = lambda: True,
+        evidence: EvidenceSink = ignore_evidence,
     ) -> None:
         self.config = config
         self.table = table
         self.recorder = recorder
         self.clock = clock
+        self.evidence = evidence
         self._rng = rng
         self._ready = ready
         self._agents = AgentResolver(config.agents, max_meta_bytes=config.limits.agent_meta_bytes)

@@ -86,6 +86,19 @@ ASK_FOR_BODY: Final = _ask_for_body()
 """The answer to the request headers that asks for the whole body before anything is decided."""
 
 
+def _ask_for_response_body() -> bytes:
+    response = ProcessingResponse()
+    response.mode_override.response_header_mode = ProcessingMode.SEND
+    # Partial: a body beyond Envoy's buffer passes on as it is, instead of becoming an error of its own.
+    response.mode_override.response_body_mode = ProcessingMode.BUFFERED_PARTIAL
+    response.mode_override.response_trailer_mode = ProcessingMode.SEND
+    return _serialised(response)
+
+
+ASK_FOR_RESPONSE_BODY: Final = _ask_for_response_body()
+"""To be appended to the answer to the response headers: show us the body before it goes on."""
+
+
 def more_time(seconds: float) -> bytes:
     """Ask Envoy to wait that much longer for the answer to its last message. It looks at nothing else in here."""
     response = ProcessingResponse()

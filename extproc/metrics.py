@@ -6,13 +6,14 @@ Labels come from configured names and the fleet's worker ids, never from a clien
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.transports.base import TransportStats
+from recursant.fleet.isolation_metrics import IsolationFigures, isolation_metrics
 
 # Seconds. The decision's bound is 3 ms and its aim 0.1 ms (SPEC C6), so that is where the resolution is.
 DECISION_BUCKETS: Final = (
@@ -113,6 +114,7 @@ class Gauges:
         redis_up: whether Redis is reachable.
         queue_depth: requests held here, by class.
         transport: the transport's counters.
+        isolation: who is isolated, and how often that was decided here.
     """
 
     inflight: Mapping[str, int]
@@ -121,6 +123,7 @@ class Gauges:
     redis_up: bool
     queue_depth: Mapping[str, int]
     transport: TransportStats
+    isolation: IsolationFigures = field(default_factory=IsolationFigures)
 
 
 class ExtProcCollector(Collector):
@@ -141,6 +144,7 @@ class ExtProcCollector(Collector):
         yield from self._counts()
         yield from _states(gauges)
         yield from _streams(gauges.transport)
+        yield from isolation_metrics(gauges.isolation)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read gauges whose owners do not run yet."""

@@ -54,7 +54,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
     """
     if transport not in _TRANSPORTS:
         raise ValueError(f"no transport {transport!r}: expected one of {', '.join(_TRANSPORTS)}")
-    directory = FleetDirectory(config)
+    directory = FleetDirectory(config, name="extproc", judges=True)
     table = FleetTable(Slots(config.limits.workers + len(config.workers)))
     recorder = Recorder()
     gateway = Gateway(
@@ -64,6 +64,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
         clock=time.monotonic,
         rng=random.Random(),
         ready=lambda: directory.loaded,
+        evidence=directory.ward.witness,
     )
 
     runner = DeskRunner(lambda now: desk.run(now), time.monotonic)
@@ -90,6 +91,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
             redis_up=directory.redis_up,
             queue_depth=desk.depth(),
             transport=server.stats,
+            isolation=directory.ward.figures(),
         )
 
     async with _following(directory) as following, _metrics(config, recorder, gauges):

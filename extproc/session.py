@@ -16,6 +16,7 @@ from extproc.body import BodyFacts, read_json_body
 from extproc.desk import Desk, Ticket
 from extproc.gateway import Arrival, Decision, Demand, Gateway
 from extproc.stream import SessionFactory, StreamError
+from extproc.witness import Witness
 from recursant import names
 from recursant.problems import ApiProblem, unavailable
 
@@ -59,6 +60,7 @@ class RequestSession:
         self._demand: Demand | None = None
         self._decision: Decision | None = None
         self._ticket: Ticket | None = None
+        self._witness: Witness | None = None
         # The message that waits for its answer.
         self._phase: messages.Phase = "request_headers"
         # The row of the worker that the request counts at.
@@ -79,6 +81,9 @@ class RequestSession:
                 return self._request_body(request)
             case "response_headers":
                 return self._response_headers(request)
+            case "response_body" if self._witness is not None:
+                self._witness.body(request.response_body.body)
+                return messages.go_on(request)
             case None:
                 raise StreamError("a ProcessingRequest without a request")
             case _:
@@ -91,6 +96,8 @@ class RequestSession:
         self._state = _State.CLOSED
         if self._ticket is not None:
             self._desk.leave(self._ticket)
+        if self._witness is not None:
+            self._witness.closed(self._row)
         self._release()
         if self._arrival is not None:
             self._gateway.recorder.request_finished(self._arrival.agent.agent, self._worker, self._outcome)
@@ -150,6 +157,7 @@ class RequestSession:
         self._decision = outcome
         self._row = outcome.rows[0]
         self._worker = self._gateway.table.worker_id(self._row)
+        self._witness = Witness(self._gateway, outcome.rows, self._demand.deadline_s)
         agent = self._arrival.agent
         fixed = (
             (names.WORKER_AGENT, agent.agent),
@@ -182,24 +190,29 @@ class RequestSession:
 
     def _response_headers(self, request: ProcessingRequest) -> bytes:
         # Envoy's own answer to a request that never came to us (a CORS preflight, a body over the limit).
-        if self._state is not _State.SENT or self._arrival is None or self._decision is None:
+        arrival, decision, witness = self._arrival, self._decision, self._witness
+        if self._state is not _State.SENT or arrival is None or decision is None or witness is None:
             return messages.go_on(request)
         self._state = _State.ANSWERED
         self._move_to(messages.upstream_address(request))
         headers = messages.headers_of(request.response_headers)
         status = headers.get(":status", b"")
         self._outcome = _outcome(status)
-        agent = self._arrival.agent
+        agent = arrival.agent
         added = [(names.SERVED_AGENT, agent.agent)]
         if self._worker:
             added.append((names.SERVED_BY, self._worker))
-        if self._decision.fallback is not None:
-            added.append((names.FALLBACK, self._decision.fallback))
+        if decision.fallback is not None:
+            added.append((names.FALLBACK, decision.fallback))
         if agent.clamped:
             added.append((names.CLAMPED, ",".join(agent.clamped)))
         if status in _RETRY_AFTER_STATUSES and names.RETRY_AFTER not in headers:
             added.append((names.RETRY_AFTER, _DEFAULT_RETRY_AFTER))
-        return messages.continue_answer("response_headers", tuple(added))
+        answer = messages.continue_answer("response_headers", tuple(added))
+        has_body = not request.response_headers.end_of_stream
+        if witness.answered(self._row, _number(status), headers, has_body=has_body):
+            answer += messages.ASK_FOR_RESPONSE_BODY
+        return answer
 
     def _move_to(self, endpoint: str | None) -> None:
         """Move the count to the host that really served, after a retry; without one nobody did."""
@@ -233,6 +246,10 @@ def _metadata(decision: Decision) -> dict[str, str | int]:
     if decision.engine_priority is not None:
         fields[names.METADATA_PRIORITY] = decision.engine_priority
     return fields
+
+
+def _number(status: bytes) -> int:
+    return int(status) if status.isdigit() else 0
 
 
 def _outcome(status: bytes) -> str:

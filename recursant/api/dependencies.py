@@ -30,6 +30,16 @@ class Fleet(Protocol):
         """Seconds since the last message from Redis; infinite before the first."""
 
 
+class IsolationControl(Protocol):
+    """Takes workers out by hand; `Ward` is one."""
+
+    async def isolate(self, worker_id: str, seconds: float, text: str, *, by: str) -> None:
+        """Isolate a worker, everywhere; `StoreError` where the others cannot be told."""
+
+    async def release(self, worker_id: str, *, by: str) -> None:
+        """End its isolation or trial, everywhere; `StoreError` where the others cannot be told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dependencies:
     """The API's surroundings.
@@ -40,6 +50,7 @@ class Dependencies:
         registry: this process's own metrics.
         read_peers: the other services' metrics; whoever does not answer has no text.
         clock: the monotonic clock that `fleet` uses, in seconds.
+        isolation: takes workers out by hand.
     """
 
     fleet: Fleet
@@ -47,3 +58,4 @@ class Dependencies:
     registry: CollectorRegistry
     read_peers: Callable[[], Awaitable[Sequence[Part]]]
     clock: Callable[[], float]
+    isolation: IsolationControl

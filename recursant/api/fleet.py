@@ -7,9 +7,8 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel
 
 from recursant.api.dependencies import Fleet
-from recursant.api.errors import ProblemError
+from recursant.api.isolation import IsolationInfo, isolation_info, worker_not_found
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
-from recursant.problems import ApiProblem
 from recursant.store.codec import MAX_ID_CHARS, state_to_dict
 from recursant.v1.worker_state_pb2 import WorkerState
 
@@ -45,6 +44,8 @@ class Worker(BaseModel):
     exclusive: bool
     engine: str
     models: list[ServedModel]
+    # Why it is out, on trial, or should be; None for most.
+    isolation: IsolationInfo | None
     # None before its first report.
     load: Load | None
     # Seconds, by this process's clock; None where no report was seen since it started.
@@ -80,8 +81,7 @@ def router(fleet: Fleet, clock: Callable[[], float]) -> APIRouter:
         """One worker, with all that it said last."""
         record = fleet.records.get(worker_id)
         if record is None:
-            message = f"no worker {worker_id!r}; GET /v1/workers lists those that exist"
-            raise ProblemError(ApiProblem(404, message, "not_found_error", "worker_id", "worker_not_found"))
+            raise worker_not_found(worker_id)
         return WorkerDetail(**_fields(record, clock()), report=state_to_dict(record.state))
 
     return routes
@@ -100,6 +100,7 @@ def _fields(record: WorkerRecord, now: float) -> dict[str, Any]:
             ServedModel(name=model.name, family=model.family, max_model_len=model.max_model_len)
             for model in record.models
         ],
+        "isolation": isolation_info(record.standing, now),
         # Every report counts from 1; what the configuration says of a worker has no number.
         "load": _load(state) if state.sequence else None,
         "last_beat_age_s": None if record.last_beat is None else round(max(0.0, now - record.last_beat), 3),

@@ -23,6 +23,7 @@ from recursant.config.checks import is_loopback
 from recursant.config.model import Config
 from recursant.fleet.address import join_address
 from recursant.fleet.directory import FleetDirectory
+from recursant.fleet.isolation_metrics import IsolationCollector
 from recursant.store.workers import WorkerStore
 from recursant.worker.scrape import StaticScraper
 
@@ -41,7 +42,7 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
         OSError: the address cannot be used.
         ValueError: `redis.url` is not a URL of Redis.
     """
-    directory = FleetDirectory(config)
+    directory = FleetDirectory(config, name="api", judges=True)
     store = WorkerStore(config.redis.url) if config.redis.url else None
     with _bound(config.api.host, config.api.port) as listener:
         # The other services are our own: no proxy for the way out stands between.
@@ -69,6 +70,7 @@ def _dependencies(
     sink = ReportSink(None if store is None else store.publish)
     registry = CollectorRegistry()
     registry.register(ApiCollector(directory, sink, time.monotonic))
+    registry.register(IsolationCollector(directory.ward.figures))
     ProcessCollector(registry=registry)
     return Dependencies(
         fleet=directory,
@@ -76,6 +78,7 @@ def _dependencies(
         registry=registry,
         read_peers=Peers(config, client).read,
         clock=time.monotonic,
+        isolation=directory.ward,
     )
 
 

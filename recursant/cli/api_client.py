@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from recursant.cli.errors import CommandError
 from recursant.cli.options import DEFAULT_RUN_DIR
@@ -33,11 +34,20 @@ def get_json(api: str, path: str) -> Any:
     Raises:
         CommandError: nobody answers, or with an error.
     """
+    return send_json("GET", api, path)
+
+
+def send_json(method: str, api: str, path: str, body: Any = None) -> Any:
+    """Send a request, with `body` as JSON where there is one; the document that it answers.
+
+    Raises:
+        CommandError: nobody answers, or with an error.
+    """
     import httpx
 
     try:
         # A proxy of the environment is for the world outside, not for our own control plane.
-        response = httpx.get(f"{api}{path}", timeout=_TIMEOUT_S, trust_env=False)
+        response = httpx.request(method, f"{api}{path}", json=body, timeout=_TIMEOUT_S, trust_env=False)
         response.raise_for_status()
         return response.json()
     except httpx.InvalidURL as error:
@@ -51,6 +61,11 @@ def get_json(api: str, path: str) -> Any:
         ) from error
     except ValueError as error:
         raise CommandError(f"{api}{path} does not answer with JSON: is this the control API?") from error
+
+
+def isolation_path(worker: str) -> str:
+    """The path of a worker's isolation."""
+    return f"/v1/workers/{quote(worker, safe='')}/isolation"
 
 
 def _said(response: Any) -> str:

@@ -28,7 +28,7 @@ def worker_row(worker: Mapping[str, Any]) -> tuple[str, ...]:
     notes = "".join(f", {note}" for note in ("static", "exclusive") if worker[note])
     return (
         worker["id"],
-        f"{worker['status']}{notes}",
+        f"{worker['status']}{_isolation(worker.get('isolation'))}{notes}",
         worker["endpoint"] or UNKNOWN,
         ", ".join(model["name"] for model in worker["models"]) or UNKNOWN,
         _count(load.get("running_requests")),
@@ -42,3 +42,15 @@ def worker_row(worker: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _count(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
+
+
+def _isolation(isolation: Mapping[str, Any] | None) -> str:
+    """Why it is out and for how long yet, or that it is on trial, or should be out."""
+    if isolation is None:
+        return ""
+    said = f"{isolation['reason']}: {isolation['text']}" if isolation["text"] else isolation["reason"]
+    if isolation["phase"] == "trial":
+        return f" (on trial after {isolation['reason']})"
+    if isolation["phase"] == "spared":
+        return f" (ALARM, too many are isolated: {said})"
+    return f" ({said}, {isolation['left_s']:.0f} s left)"

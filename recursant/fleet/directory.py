@@ -10,6 +10,7 @@ from typing import Final
 from recursant.config.model import Config
 from recursant.fleet.registry import Gone, Registry, Update
 from recursant.fleet.resolve import HostResolver
+from recursant.fleet.ward import Ward
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.store.quiet_log import QuietLog
 from recursant.store.workers import LinkDown, LinkUp, Report, Snapshot, StoreError, StoreEvent, WorkerStore
@@ -28,13 +29,20 @@ class FleetDirectory:
     Without Redis, or while it is away, what is known stays and the configured workers serve.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, name: str = "", judges: bool = False) -> None:
         """Take the configured workers; connect to nothing yet.
+
+        Args:
+            config: the whole configuration.
+            name: of this service, as isolations name their maker.
+            judges: this process weighs evidence about workers, besides following what others found.
 
         Raises:
             ValueError: `redis.url` is not a URL of Redis.
         """
         self._registry = Registry(config)
+        self.ward = Ward(config, by=name, records=lambda: self._registry.records, tell=self._tell_again, judges=judges)
+        self._records: dict[str, WorkerRecord] = dict(self._registry.records)
         self._store = WorkerStore(config.redis.url) if config.redis.url else None
         self._resolver = HostResolver(self._registry.names, self._resolved)
         self._on_record: list[Callable[[WorkerRecord], None]] = []
@@ -47,13 +55,13 @@ class FleetDirectory:
 
     @property
     def records(self) -> Mapping[str, WorkerRecord]:
-        """The newest record of every worker, by id."""
-        return self._registry.records
+        """The newest record of every worker, by id, with its isolation."""
+        return self._records
 
     @property
     def loaded(self) -> bool:
         """The fleet is known: from Redis, or as far as it can be without, because Redis was found away."""
-        return self._loaded
+        return self._loaded and self.ward.loaded
 
     @property
     def redis_up(self) -> bool:
@@ -78,6 +86,7 @@ class FleetDirectory:
         """Follow the fleet until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._resolver.run())
+            tasks.create_task(self.ward.run())
             if self._store is None:
                 self._link_down("no redis.url is configured")
             else:
@@ -101,6 +110,7 @@ class FleetDirectory:
             case Snapshot(states):
                 self._tell(self._registry.load(states, now))
                 self._loaded = True
+                self.ward.refresh()
             case LinkUp():
                 _log.info("following the workers in Redis")
                 self._redis_up = True
@@ -137,6 +147,8 @@ class FleetDirectory:
         for update in updates:
             if isinstance(update, Gone):
                 _log.info("worker %s is gone", update.worker_id)
+                self._records.pop(update.worker_id, None)
+                self.ward.forget(update.worker_id)
                 if update.forgotten:
                     with contextlib.suppress(asyncio.QueueFull):
                         self._forgotten.put_nowait(update.worker_id)
@@ -145,5 +157,17 @@ class FleetDirectory:
             else:
                 if update.status is WorkerStatus.UNRESOLVED:
                     self._resolver.wake()
-                for on_record in self._on_record:
-                    on_record(update)
+                self.ward.observe(update)
+                self._tell_record(update)
+
+    def _tell_again(self, worker_ids: set[str]) -> None:
+        for worker_id in sorted(worker_ids):
+            record = self._registry.records.get(worker_id)
+            if record is not None:
+                self._tell_record(record)
+
+    def _tell_record(self, record: WorkerRecord) -> None:
+        record = self.ward.marked(record)
+        self._records[record.worker_id] = record
+        for on_record in self._on_record:
+            on_record(record)

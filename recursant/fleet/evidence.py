@@ -113,6 +113,7 @@ class _History:
     incarnation: str
     cuda: _Counted = field(default_factory=_Counted)
     oom: _Counted = field(default_factory=_Counted)
+    other: _Counted = field(default_factory=_Counted)
     cuda_streak: int = 0
     silent_streak: int = 0
     passed_over_streak: int = 0
@@ -157,13 +158,11 @@ class Judge:
             self._failed(history, now)
         match evidence:
             case Evidence.CUDA_ERROR:
-                history.answers.append((now, True))
                 return self._cuda(history, history.cuda.another_answer(), text)
             case Evidence.OUT_OF_MEMORY:
                 return self._oom(history.oom.another_answer(), text)
             case Evidence.SERVER_ERROR:
-                history.answers.append((now, True))
-                return self._rate(history, now, text)
+                return self._rate(history, history.other.another_answer(), now, text)
             case Evidence.NO_ANSWER:
                 # A worker that answers others is busy, not dead.
                 if history.answered_at >= since:
@@ -180,6 +179,7 @@ class Judge:
             case Evidence.STREAM_ENDED:
                 history.answers.append((now, False))
                 history.streams += 1
+                history.passed_over_streak = 0
                 if history.streams >= STREAMS_PER_ANSWER:
                     history.answered(now)
             case Evidence.ANSWERED:
@@ -198,11 +198,16 @@ class Judge:
         history = self._history(state.id, state.incarnation)
         cuda = history.cuda.reported(errors.cuda)
         oom = history.oom.reported(errors.out_of_memory)
-        if not cuda and not oom:
+        other = history.other.reported(errors.other)
+        if not cuda and not oom and not other:
             return None
         self._failed(history, now)
-        # The last error's text may be of either kind.
-        return (self._cuda(history, cuda, errors.last) if cuda else None) or self._oom(oom, errors.last)
+        # The last error's text may be of any kind.
+        return (
+            self._cuda(history, cuda, errors.last)
+            or self._oom(oom, errors.last)
+            or self._rate(history, other, now, errors.last)
+        )
 
     def forget(self, worker_id: str) -> None:
         """A worker has left the fleet."""
@@ -238,7 +243,10 @@ class Judge:
             return None
         return Finding(Reason.OOM, _with_text("out of memory", text))
 
-    def _rate(self, history: _History, now: float, text: str) -> Finding | None:
+    def _rate(self, history: _History, more: int, now: float, text: str) -> Finding | None:
+        history.answers.extend([(now, True)] * min(more, RATE_MIN_FAILURES))
+        if not more:
+            return None
         recent = [failed for at, failed in history.answers if at > now - RATE_WINDOW_S]
         failures = sum(recent)
         if failures < RATE_MIN_FAILURES or failures < RATE_SHARE * len(recent):

@@ -6,6 +6,7 @@ rebuilds the candidate sets. Single-threaded: nobody reads while somebody writes
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -58,6 +59,8 @@ class Fact(IntEnum):
     PLACES_NORMAL = 12
     PLACES_HIGH = 13
     PLACES_CRITICAL = 14
+    # For all classes together, while the worker is on trial after an isolation.
+    TRIAL_PLACES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class FleetTable:
         old = self._records[row]
         self._records[row] = record
         self._write_facts(row, record.state, afresh=old is None or old.state.incarnation != record.state.incarnation)
+        self._facts[Fact.TRIAL_PLACES, row] = 1.0 if record.on_trial else _UNKNOWN
         if old is None or _layout(old) != _layout(record):
             self._layout_changed()
 
@@ -155,6 +159,13 @@ class FleetTable:
     def record(self, row: int) -> WorkerRecord | None:
         """The record in a row; None where the worker has left."""
         return self._records[row]
+
+    def records(self) -> Iterator[WorkerRecord]:
+        """Every worker, usable or not."""
+        for row in self._row_of.values():
+            record = self._records[row]
+            if record is not None:
+                yield record
 
     def row_of_endpoint(self, endpoint: str) -> int | None:
         """The row of the worker that Envoy dials at `ip:port`."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from recursant.fleet.isolation import Phase, Standing
 from recursant.v1.worker_state_pb2 import WorkerState
 
 
@@ -42,6 +43,7 @@ class WorkerRecord:
         state: its last report; for a static worker never heard of, what the configuration says.
         last_beat: the reader's monotonic clock, in seconds, when the last beat was seen; None before the first.
         static: named by the configuration.
+        standing: its isolation or trial; None for most.
     """
 
     worker_id: str
@@ -51,3 +53,9 @@ class WorkerRecord:
     state: WorkerState
     last_beat: float | None
     static: bool = False
+    standing: Standing | None = None
+
+    @property
+    def on_trial(self) -> bool:
+        """Was it isolated, and gets one request at a time until it has shown that it works?"""
+        return self.standing is not None and self.standing.phase is Phase.TRIAL

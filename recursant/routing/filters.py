@@ -61,9 +61,10 @@ def _memory(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | No
 
 
 def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
-    if need.count_as is None:
-        return None
-    mask: Mask = ~(load >= facts[Fact.PLACES_LOW + need.count_as])
+    full = load >= facts[Fact.TRIAL_PLACES]
+    if need.count_as is not None:
+        full |= load >= facts[Fact.PLACES_LOW + need.count_as]
+    mask: Mask = ~full
     return mask
 
 

@@ -6,3 +6,7 @@ from typing import Final
 WORKERS: Final = "recursant:workers"
 # Channel: every report, as it is written to WORKERS.
 WORKER_EVENTS: Final = "recursant:workers:events"
+# Set: ids of the workers that have a key of the next kind. Those without one have outlived it.
+ISOLATED: Final = "recursant:isolation"
+# A worker's isolation, or its release, as JSON; it expires when nothing is left of it.
+ISOLATION_OF: Final = "recursant:isolation:"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,6 +19,8 @@ from recursant.api.exposition import Part
 from recursant.api.metrics import ApiCollector
 from recursant.api.own_host import OwnHost
 from recursant.api.reports import MAX_PUBLISHING, ReportSink
+from recursant.fleet.evidence import Reason
+from recursant.fleet.isolation import Isolation, Phase, Standing
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.store.codec import state_from_dict, state_to_dict
 from recursant.store.workers import StoreError
@@ -48,6 +51,24 @@ class FakeFleet:
         return now - self.heard_at
 
 
+class FakeControl:
+    """Notes what operators order."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[object, ...]] = []
+        self.failure: Exception | None = None
+
+    async def isolate(self, worker_id: str, seconds: float, text: str, *, by: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.orders.append((worker_id, seconds, text, by))
+
+    async def release(self, worker_id: str, *, by: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.orders.append((worker_id, by))
+
+
 class Rig:
     """An API over fakes, reached through ASGI."""
 
@@ -58,9 +79,10 @@ class Rig:
         self.hang = False
         self.peers: Sequence[Part] = ()
         self.sink = ReportSink(self._publish, timeout_s=0.05)
+        self.control = FakeControl()
         registry = CollectorRegistry()
         registry.register(ApiCollector(self.fleet, self.sink, lambda: 100.0))
-        self.app = create_app(Dependencies(self.fleet, self.sink, registry, self._peers, lambda: 100.0))
+        self.app = create_app(Dependencies(self.fleet, self.sink, registry, self._peers, lambda: 100.0, self.control))
         self.client = self._client(("10.9.9.9", 4711))
 
     def _client(self, peer: tuple[str, int]) -> httpx.AsyncClient:
@@ -236,7 +258,7 @@ async def test_redis_away_is_503_with_retry_after(rig: Rig, hang: bool) -> None:
 async def test_no_redis_configured_is_503() -> None:
     registry = CollectorRegistry()
     rig = Rig()
-    app = create_app(Dependencies(rig.fleet, ReportSink(None), registry, rig._peers, lambda: 0.0))
+    app = create_app(Dependencies(rig.fleet, ReportSink(None), registry, rig._peers, lambda: 0.0, rig.control))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
         response = await client.post("/v1/worker/register", json=REPORT)
     assert response.status_code == 503
@@ -289,6 +311,7 @@ async def test_workers_are_listed_by_id(rig: Rig) -> None:
         "exclusive": False,
         "engine": "",
         "models": [{"name": "Qwen/Qwen2.5-7B-Instruct", "family": "qwen", "max_model_len": 32_768}],
+        "isolation": None,
         "load": {
             "running_requests": 2,
             "waiting_requests": 1,
@@ -311,6 +334,55 @@ async def test_one_worker_with_its_report(rig: Rig) -> None:
     missing = await rig.client.get("/v1/workers/nobody")
     assert missing.status_code == 404
     assert error_of(missing)["code"] == "worker_not_found"
+
+
+async def test_isolating_and_releasing_by_hand(rig: Rig) -> None:
+    rig.fleet.records = {"rack/gpu:1": record("rack/gpu:1")}
+    path = "/v1/workers/rack/gpu:1/isolation"
+    assert (await rig.client.post(path, json={"for_s": 60, "reason": "odd"})).status_code == 200
+    assert (await rig.client.post(path, json={})).status_code == 200
+    assert (await rig.client.delete(path)).status_code == 200
+    assert rig.control.orders == [
+        ("rack/gpu:1", 60.0, "odd", "operator"),
+        # Ten minutes, where nothing is said.
+        ("rack/gpu:1", 600.0, "", "operator"),
+        ("rack/gpu:1", "operator"),
+    ]
+
+
+@pytest.mark.parametrize("order", [{"for_s": 0}, {"for_s": 86_401}, {"reason": "x" * 501}, {"whom": 1}, []])
+async def test_an_order_that_is_none_changes_nothing(rig: Rig, order: Any) -> None:
+    rig.fleet.records = {"w1": record("w1")}
+    assert (await rig.client.post("/v1/workers/w1/isolation", json=order)).status_code == 400
+    assert (await rig.client.post("/v1/workers/w2/isolation", json={})).status_code == 404
+    assert (await rig.client.delete("/v1/workers/w2/isolation")).status_code == 404
+    assert rig.control.orders == []
+
+
+async def test_an_order_that_nobody_else_would_hear_of_is_refused(rig: Rig) -> None:
+    rig.fleet.records = {"w1": record("w1")}
+    rig.control.failure = StoreError("connection refused")
+    for answer in (
+        await rig.client.post("/v1/workers/w1/isolation", json={}),
+        await rig.client.delete("/v1/workers/w1/isolation"),
+    ):
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "redis_down")
+
+
+async def test_a_worker_says_why_it_is_isolated(rig: Rig) -> None:
+    isolation = Isolation("w1", "first", Reason.CUDA, "3 CUDA errors in a row: boom", 1, 130.4, 190.0, by="extproc")
+    rig.fleet.records = {
+        "w1": replace(record("w1"), status=WorkerStatus.ISOLATED, standing=Standing(isolation, Phase.ISOLATED))
+    }
+    (shown,) = (await rig.client.get("/v1/workers")).json()["workers"]
+    assert shown["status"] == "isolated"
+    assert shown["isolation"] == {
+        "phase": "isolated",
+        "reason": "cuda",
+        "text": "3 CUDA errors in a row: boom",
+        "left_s": 31.0,
+        "by": "extproc",
+    }
 
 
 async def test_health_is_good_whatever_it_says(rig: Rig) -> None:
@@ -423,6 +495,7 @@ async def test_the_api_describes_itself(rig: Rig) -> None:
         "/readyz",
         "/v1/workers",
         "/v1/workers/{worker_id}",
+        "/v1/workers/{worker_id}/isolation",
         "/metrics",
     }
     body = document["paths"]["/v1/worker/register"]["post"]["requestBody"]

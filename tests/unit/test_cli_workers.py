@@ -1,4 +1,4 @@
-"""`recursant workers list` against a small control API."""
+"""`recursant workers` against a small control API."""
 
 import json
 import threading
@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from recursant.cli.app import run
+from recursant.cli.worker_rows import worker_row
 from recursant.supervise.endpoints import Endpoints
 from recursant.supervise.ports import free_ports
 
@@ -54,6 +55,7 @@ class Api:
 
     def __init__(self) -> None:
         self.status, self.body = 200, json.dumps(DOCUMENT)
+        self.orders: list[tuple[str, str, object]] = []
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -61,6 +63,18 @@ class Api:
                 self.send_response(api.status if self.path == "/v1/workers" else 404)
                 self.end_headers()
                 self.wfile.write(api.body.encode())
+
+            def do_POST(self) -> None:
+                self._note(self.rfile.read(int(self.headers["content-length"])).decode())
+
+            def do_DELETE(self) -> None:
+                self._note("")
+
+            def _note(self, body: str) -> None:
+                api.orders.append((self.command, self.path, json.loads(body or "null")))
+                self.send_response(api.status)
+                self.end_headers()
+                self.wfile.write(b"null" if api.status == 200 else api.body.encode())
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -169,3 +183,45 @@ def test_an_api_that_says_no(api: Api, status: int, body: str, said: str, capsys
 @pytest.mark.parametrize("url", ["nonsense", "http://[", "ftp://x"])
 def test_a_url_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert url in failure(["workers", "list", "--api", url], capsys)
+
+
+def test_isolate_and_release(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["workers", "isolate", "rack/gpu 1", "--for", "90s", "--reason", "odd", "--api", api.url]) == 0
+    assert run(["workers", "isolate", "w2", "--api", api.url]) == 0
+    assert run(["workers", "release", "w2", "--api", api.url]) == 0
+    assert api.orders == [
+        ("POST", "/v1/workers/rack%2Fgpu%201/isolation", {"for_s": 90, "reason": "odd"}),
+        ("POST", "/v1/workers/w2/isolation", {"for_s": 600, "reason": ""}),
+        ("DELETE", "/v1/workers/w2/isolation", None),
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "rack/gpu 1 is isolated for 90s",
+        "w2 is isolated for 10m",
+        "w2 is released",
+    ]
+
+
+@pytest.mark.parametrize("time", ["", "10", "-1m", "0s", "25h", "m", "1d"])
+def test_a_time_that_is_none(api: Api, time: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is no time: expected 90s, 10m or 2h" in failure(
+        ["workers", "isolate", "w1", "--for", time, "--api", api.url], capsys
+    )
+    assert api.orders == []
+
+
+def test_an_order_that_is_refused(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    api.status, api.body = 404, '{"error": {"message": "no worker"}}'
+    assert failure(["workers", "release", "w1", "--api", api.url], capsys).endswith("answers 404: no worker")
+
+
+@pytest.mark.parametrize(
+    ("phase", "status", "shown"),
+    [
+        ("isolated", "isolated", "isolated (cuda: 3 CUDA errors in a row, 599 s left)"),
+        ("trial", "ready", "ready (on trial after cuda)"),
+        ("spared", "ready", "ready (ALARM, too many are isolated: cuda: 3 CUDA errors in a row)"),
+    ],
+)
+def test_the_list_says_why_a_worker_is_out(phase: str, status: str, shown: str) -> None:
+    isolation = {"phase": phase, "reason": "cuda", "text": "3 CUDA errors in a row", "left_s": 599.0, "by": "extproc"}
+    assert worker_row(READY | {"status": status, "isolation": isolation})[1] == shown

@@ -128,6 +128,18 @@ def test_counters_of_the_worker_are_evidence_when_they_rise() -> None:
     assert weighing.reported(report(cuda=50, incarnation="b"), 6.0) is None
 
 
+def test_errors_inside_streams_are_known_from_the_counters_alone() -> None:
+    weighing = Judge(Rules())
+    weighing.reported(report(), 0.0)
+    state = report()
+    found = []
+    for number in range(RATE_MIN_FAILURES):
+        weighing.witness("w", "a", STREAM, number)
+        state.errors.other += 1
+        found.append(weighing.reported(state, number + 0.2))
+    assert [each is None for each in found] == [True] * (RATE_MIN_FAILURES - 1) + [False]
+
+
 def test_a_worker_without_counters_says_nothing() -> None:
     assert Judge(Rules()).reported(WorkerState(id="w"), 1.0) is None
 

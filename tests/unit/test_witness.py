@@ -1,0 +1,132 @@
+"""What a session tells about the workers: driven by ext_proc messages, as Envoy sends them."""
+
+import pytest
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from fleet_kit import record
+from test_session import Bench
+
+from recursant.fleet.evidence import Evidence
+from recursant.sim import errors
+
+FIRST, SECOND = "10.0.0.1:8000", "10.0.0.2:8000"
+
+
+class Scene(Bench):
+    """A request of chat-web that was sent, and the evidence that it gives."""
+
+    def __init__(self, *workers: str) -> None:
+        super().__init__(*(record(worker) for worker in workers or ("w1",)))
+        self.seen: list[tuple[str, Evidence, str]] = []
+        self.gateway.evidence = self._take
+        self.request(x_agent_id="chat-web")
+
+    def _take(self, worker_id: str, evidence: Evidence, *, text: str = "", since: float | None = None) -> None:
+        assert since is not None
+        self.seen.append((worker_id, evidence, text))
+
+    def response_body(self, body: bytes) -> ProcessingResponse:
+        message = ProcessingRequest()
+        message.response_body.body = body
+        message.response_body.end_of_stream = True
+        return self.send(message)
+
+    def kinds(self) -> list[tuple[str, Evidence]]:
+        return [(worker, evidence) for worker, evidence, _ in self.seen]
+
+
+@pytest.mark.parametrize(
+    ("body", "evidence"),
+    [
+        (errors.cuda_error().encoded(), Evidence.CUDA_ERROR),
+        (errors.out_of_memory().encoded(), Evidence.OUT_OF_MEMORY),
+        (b"", Evidence.SERVER_ERROR),
+    ],
+)
+def test_the_body_of_an_error_is_asked_for_and_passes_untouched(body: bytes, evidence: Evidence) -> None:
+    scene = Scene()
+    answer = scene.response("500", FIRST)
+    assert answer.mode_override.response_body_mode == ProcessingMode.BUFFERED_PARTIAL
+    # Still told when the response ends: the request's count depends on it.
+    assert answer.mode_override.response_trailer_mode == ProcessingMode.SEND
+    passed_on = scene.response_body(body).response_body
+    assert not passed_on.response.HasField("body_mutation")
+    assert scene.kinds() == [("w1", evidence)]
+    scene.session.close()
+    assert scene.kinds() == [("w1", evidence)]
+
+
+@pytest.mark.parametrize("status", ["200", "400", "404", "429"])
+def test_no_other_body_is_asked_for(status: str) -> None:
+    answer = Scene().response(status, FIRST, content_type="text/event-stream")
+    assert not answer.HasField("mode_override")
+
+
+def test_a_long_error_body_is_left_alone_and_counts_as_plain() -> None:
+    scene = Scene()
+    assert not scene.response("500", FIRST, content_length="16385").HasField("mode_override")
+    assert scene.kinds() == [("w1", Evidence.SERVER_ERROR)]
+
+
+def test_an_error_whose_body_never_comes_counts_as_plain() -> None:
+    scene = Scene()
+    scene.response("500", FIRST)
+    scene.session.close()
+    assert scene.kinds() == [("w1", Evidence.SERVER_ERROR)]
+
+
+@pytest.mark.parametrize("status", ["400", "404", "413", "429"])
+def test_what_the_request_did_to_itself_is_no_evidence(status: str) -> None:
+    scene = Scene()
+    scene.response(status, FIRST)
+    scene.session.close()
+    assert scene.seen == []
+
+
+def test_a_full_queue_is_no_evidence() -> None:
+    scene = Scene()
+    scene.response("503", FIRST)
+    scene.response_body(errors.queue_full().encoded())
+    scene.session.close()
+    assert scene.seen == []
+
+
+def test_an_answer_counts_at_once_and_a_stream_when_it_ends() -> None:
+    scene = Scene()
+    scene.response("200", FIRST, content_type="application/json")
+    assert scene.kinds() == [("w1", Evidence.ANSWERED)]
+    scene = Scene()
+    scene.response("200", FIRST, content_type="text/event-stream; charset=utf-8")
+    assert scene.seen == []
+    scene.session.close()
+    assert scene.kinds() == [("w1", Evidence.STREAM_ENDED)]
+
+
+def test_a_worker_that_envoy_had_to_leave_is_named() -> None:
+    scene = Scene("w1", "w2")
+    assert scene.table.in_flight()["w1"] + scene.table.in_flight()["w2"] == 1
+    first = next(worker for worker, count in scene.table.in_flight().items() if count)
+    other = {"w1": SECOND, "w2": FIRST}[first]
+    scene.response("200", other, content_type="application/json")
+    assert scene.kinds()[0] == (first, Evidence.PASSED_OVER)
+    assert scene.kinds()[1][1] is Evidence.ANSWERED
+
+
+def test_only_who_waits_longer_than_it_has_to_speaks_against_the_worker() -> None:
+    scene = Scene()
+    scene.session.close()
+    assert scene.seen == []
+    scene = Scene()
+    now = scene.gateway.clock()
+    scene.gateway.clock = lambda: now + 16.0  # `routing.timeout_ms` is 15 s
+    scene.session.close()
+    assert scene.kinds() == [("w1", Evidence.NO_ANSWER)]
+
+
+def test_a_request_that_never_went_out_says_nothing() -> None:
+    scene = Scene()
+    scene.seen.clear()
+    scene.session = scene.new_session()
+    scene.request(x_agent_id="nobody", x_agent_priority="junk")
+    scene.session.close()
+    assert scene.seen == []
