@@ -1,8 +1,8 @@
 """Which candidates may serve a request (SPEC C1).
 
-A filter gives a boolean mask over the candidates, True where the worker stays, or None where it has nothing to
-compare for this request. Unknown facts are NaN, and a comparison with NaN is False, so every filter asks "is it
-too little?" and keeps the rest: a fact that a worker cannot report never removes it (DESIGN §9).
+A filter gives a boolean mask over the candidates, True where the worker stays, or None where all of them do. Unknown
+facts are NaN, and a comparison with NaN is False, so every filter asks "is it too little?" and keeps the rest: a fact
+that a worker cannot report never removes it (DESIGN §9).
 
 That a worker is ready, serves the family and is not exclusive to others is settled before, in
 `FleetTable.candidates`.
@@ -35,45 +35,46 @@ class Filter:
 def _vram(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask | None:
     if need.min_vram_mb == 0:
         return None
-    mask: Mask = ~(facts[Fact.FREE_VRAM_MB] < need.min_vram_mb)
-    return mask
+    return _but(facts[Fact.FREE_VRAM_MB] < need.min_vram_mb)
 
 
 def _bandwidth(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask | None:
     if need.min_bandwidth_mb_s == 0:
         return None
-    mask: Mask = ~(facts[Fact.BANDWIDTH_HEADROOM_MB_S] < need.min_bandwidth_mb_s)
-    return mask
+    return _but(facts[Fact.BANDWIDTH_HEADROOM_MB_S] < need.min_bandwidth_mb_s)
 
 
 def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> Mask | None:
     if need.prompt_tokens == 0:
         return None
-    mask: Mask = ~(lengths < need.prompt_tokens)
-    return mask
+    return _but(lengths < need.prompt_tokens)
 
 
 def _memory(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
     # The water-mark protects the requests that run (SPEC E2). A worker with nothing to protect takes anything that
     # it can hold at all, and whether it can is the engine's word: our length is an estimate.
-    mask: Mask = ~(facts[Fact.KV_ROOM_TOKENS] < need.kv_tokens) | (load == 0)
-    return mask
+    short = facts[Fact.KV_ROOM_TOKENS] < need.kv_tokens
+    return _but(short & (load > 0)) if np.count_nonzero(short) else None
 
 
 def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
     full = load >= facts[Fact.TRIAL_PLACES]
     if need.count_as is not None:
         full |= load >= facts[Fact.PLACES_LOW + need.count_as]
-    mask: Mask = ~full
-    return mask
+    return _but(full)
 
 
 def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
     if need.latency_sla_ms is None:
         return None
     wait = expected_wait_ms(facts, load, need.expected_tokens)
-    mask: Mask = ~(wait > WAIT_SHARE_OF_SLA * need.latency_sla_ms)
-    return mask
+    return _but(wait > WAIT_SHARE_OF_SLA * need.latency_sla_ms)
+
+
+def _but(removed: Mask) -> Mask | None:
+    """The mask that keeps everybody but these."""
+    # Counting is several times as fast as `any`, and most requests end here.
+    return ~removed if np.count_nonzero(removed) else None
 
 
 def expected_wait_ms(facts: Facts, load: Facts, expected_tokens: int) -> Facts:

@@ -8,13 +8,14 @@ from typing import Final
 import numpy as np
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import CandidateSet, Facts, FleetTable
+from recursant.fleet.table import CandidateSet, Facts, FleetTable, Rows
 from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER, Mask
 from recursant.routing.need import Need
 from recursant.routing.scorers import load_of, score
 
-# Random numbers below 1e-9, drawn once; a pick reads on from a random place in them.
-_NOISE: Final = np.random.default_rng(0).random(4_099) * 1e-9
+# Random numbers below 1e-9, drawn once; a pick reads on from a random place in them, round the end.
+_NOISE_DRAWS: Final = 4_099
+_NOISE: Final = np.tile(np.random.default_rng(0).random(_NOISE_DRAWS) * 1e-9, 4)
 
 
 class Refusal(StrEnum):
@@ -30,7 +31,8 @@ class Refusal(StrEnum):
     SLOTS = "slots"
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as nothing that is made for every request: that alone would triple the time to make one.
+@dataclass(slots=True)
 class Pick:
     """The answer: rows of the fleet table, best first, never empty.
 
@@ -60,12 +62,10 @@ def pick(
     keep = _survivors(found, facts, load, need)
     if isinstance(keep, Refusal):
         return keep
-    if keep is not None and keep.all():
-        keep = None
 
     over_sla = False
     in_time = SOFT_FILTER.keep(facts, found.max_model_len, load, need)
-    if in_time is not None and not in_time.all():
+    if in_time is not None:
         both = in_time if keep is None else keep & in_time
         if both.any():
             keep = both
@@ -75,7 +75,7 @@ def pick(
     scores = score(facts, load, weights)
     if keep is not None:
         scores = np.where(keep, scores, -np.inf)
-    return _ordered(found, scores, candidates, rng, over_sla=over_sla)
+    return _ordered(found, scores, candidates, rng, masked=keep is not None, over_sla=over_sla)
 
 
 def round_robin(table: FleetTable, need: Need, *, turn: int, candidates: int) -> Pick | Refusal:
@@ -88,8 +88,8 @@ def round_robin(table: FleetTable, need: Need, *, turn: int, candidates: int) ->
     keep = _survivors(found, facts, load_of(facts), need)
     if isinstance(keep, Refusal):
         return keep
-    places = [(turn + step) % size for step in range(size)]
-    order = places if keep is None else [place for place in places if keep[place]]
+    places = np.roll(np.arange(size), -(turn % size))
+    order = places if keep is None else places[keep[places]]
     return _same_model(found, order, candidates, over_sla=False)
 
 
@@ -112,23 +112,29 @@ def _survivors(found: CandidateSet, facts: Facts, load: Facts, need: Need) -> Ma
     raise AssertionError("the filters gave two answers")
 
 
-def _ordered(found: CandidateSet, scores: Facts, candidates: int, rng: random.Random, *, over_sla: bool) -> Pick:
-    """The best `candidates` positions by score; of equal ones, any."""
+def _ordered(
+    found: CandidateSet, scores: Facts, candidates: int, rng: random.Random, *, masked: bool, over_sla: bool
+) -> Pick:
+    """The best `candidates` positions by score; of equal ones, any. Where `masked`, some have a score of -inf."""
     size = scores.size
-    at = int(rng.random() * _NOISE.size)
+    at = int(rng.random() * _NOISE_DRAWS)
     # A draw for each worker, far below any difference of scores: equal ones fall into random order.
-    scores = scores + np.take(_NOISE, np.arange(at, at + size), mode="wrap")
+    noise = _NOISE[at : at + size] if at + size <= _NOISE.size else np.resize(_NOISE[at:], size)
+    scores = scores + noise
     if found.mixed or size <= candidates:
-        order = np.argsort(scores)[::-1]
+        order = scores.argsort()[::-1]
     else:
-        best = np.argpartition(scores, size - candidates)[size - candidates :]
-        order = best[np.argsort(scores[best])[::-1]]
-    passed = [int(position) for position in order if scores[position] != -np.inf]
-    return _same_model(found, passed, candidates, over_sla=over_sla)
+        best = scores.argpartition(size - candidates)[size - candidates :]
+        order = best[scores[best].argsort()[::-1]]
+    if masked:
+        order = order[scores[order] != -np.inf]
+    return _same_model(found, order, candidates, over_sla=over_sla)
 
 
-def _same_model(found: CandidateSet, order: list[int], candidates: int, *, over_sla: bool) -> Pick:
+def _same_model(found: CandidateSet, order: Rows, candidates: int, *, over_sla: bool) -> Pick:
     """Keep what serves the first one's model: the body names one model, whoever of them gets it."""
     model = found.models[order[0]]
-    rows = [int(found.rows[position]) for position in order if found.models[position] == model]
-    return Pick(tuple(rows[:candidates]), model, over_sla)
+    if found.mixed:
+        same = [position for position in order.tolist() if found.models[position] == model]
+        return Pick(tuple(found.rows[same[:candidates]].tolist()), model, over_sla)
+    return Pick(tuple(found.rows[order[:candidates]].tolist()), model, over_sla)

@@ -27,11 +27,12 @@ def speed_term(facts: Facts, load: Facts) -> Facts:
     """
     peak = facts[Fact.PEAK_RATE]
     unknown = np.isnan(peak)
-    if unknown.any():
+    if np.count_nonzero(unknown):
         known = peak[~unknown]
         peak = np.where(unknown, known.mean() if known.size else 1.0, peak)
     rate = peak / (load + 1.0)
-    best = rate.max()
+    # The plain reduction: the method of the array goes through Python.
+    best = np.maximum.reduce(rate)
     if best <= 0:
         return np.zeros_like(rate)
     term: Facts = rate / best
