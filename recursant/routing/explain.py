@@ -1,0 +1,315 @@
+"""Why a request goes where it goes (SPEC C5). Pure, and off the hot path: the pick itself knows nothing of it.
+
+Masks, scores and the pick come from the functions that decide, never from a second implementation. Only the two
+numbers that a filter compares are read out here, as each filter gives nothing but its mask; a property test holds
+numbers and masks together.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from recursant.config.model import ScoreWeights
+from recursant.fleet.table import CandidateSet, Fact, Facts, FleetTable
+from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.routing.filters import (
+    BANDWIDTH,
+    CONTEXT,
+    HARD_FILTERS,
+    MEMORY,
+    SLOTS,
+    SOFT_FILTER,
+    VRAM,
+    WAIT,
+    WAIT_SHARE_OF_SLA,
+    Mask,
+    expected_wait_ms,
+)
+from recursant.routing.need import Need
+from recursant.routing.picker import Pick, Refusal, pick
+from recursant.routing.scorers import load_of, queue_term, score, speed_term
+
+
+class Bound(StrEnum):
+    """How a worker's number must stand to the request's."""
+
+    AT_LEAST = ">="
+    BELOW = "<"
+    AT_MOST = "<="
+
+
+class Unusable(StrEnum):
+    """Why a worker is no candidate, where its status is not the reason."""
+
+    EXCLUSIVE = "exclusive"
+    MODEL = "model"
+    NO_ADDRESS = "no_address"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What one filter said of one worker. None: unknown, which removes nobody.
+
+    Attributes:
+        filter: its name.
+        passed: it lets the worker stay.
+        have: the worker's number.
+        bound: how `have` must stand to `limit`.
+        limit: the request's number.
+    """
+
+    filter: str
+    passed: bool
+    have: float | None
+    bound: Bound
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The score of one worker, and what it is made of.
+
+    Attributes:
+        token_rate: the speed term, 0..1, before its weight.
+        queue: the queue term, 0..1, before its weight.
+        total: the weighted sum.
+    """
+
+    token_rate: float
+    queue: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """A candidate: a ready worker that serves what is asked for.
+
+    Attributes:
+        worker_id: its id.
+        model: what it would be asked for; "" where any will do.
+        load: requests there, picks that no report has seen included.
+        checks: every filter that compares something for this request, in order.
+        removed_by: the first filter that removed it; None: it stays.
+        terms: its score.
+        expected_wait_ms: None where unknown.
+        rank: 1 for the pick; None for whoever was removed, or serves another model than the pick.
+    """
+
+    worker_id: str
+    model: str
+    load: float
+    checks: tuple[Check, ...]
+    removed_by: str | None
+    terms: Terms
+    expected_wait_ms: float | None
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotConsidered:
+    """A worker that was no candidate.
+
+    Attributes:
+        worker_id: its id.
+        reason: its status, or an `Unusable`.
+    """
+
+    worker_id: str
+    reason: WorkerStatus | Unusable
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One decision, explained.
+
+    Attributes:
+        outcome: what `pick` says.
+        considered: the candidates, by rank, then whoever was removed.
+        others: the rest of the fleet, by id.
+    """
+
+    outcome: Pick | Refusal
+    considered: tuple[Considered, ...]
+    others: tuple[NotConsidered, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A pick that the table has counted already, to be left out: row, and tokens taken off its room."""
+
+    row: int
+    tokens: int
+
+
+def explain(
+    table: FleetTable,
+    need: Need,
+    *,
+    weights: ScoreWeights,
+    candidates: int,
+    rng: random.Random,
+    everybody: bool = True,
+    decided: Pick | Refusal | None = None,
+    counted: Counted | None = None,
+) -> Explanation:
+    """Explain the pick for `need`.
+
+    Args:
+        table: the fleet.
+        need: what the request needs.
+        weights: of the score.
+        candidates: length of the pick.
+        rng: for equal scores.
+        everybody: name the workers that were no candidates, too.
+        decided: the pick was made already, on this very table; by default it is made here.
+        counted: that pick's count, which the decision itself did not see yet.
+    """
+    outcome = pick(table, need, weights=weights, candidates=candidates, rng=rng) if decided is None else decided
+    found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+    considered = _considered(table, found, need, weights, outcome, counted) if found.rows.size else ()
+    others: tuple[NotConsidered, ...] = ()
+    if everybody:
+        inside = {each.worker_id for each in considered}
+        outside = sorted(
+            (each for each in table.records() if each.worker_id not in inside), key=lambda each: each.worker_id
+        )
+        others = tuple(NotConsidered(each.worker_id, _reason(each, need)) for each in outside)
+    return Explanation(outcome, considered, others)
+
+
+# --- the numbers that each filter compares ---
+
+# None where the request asks for nothing of the kind.
+_Figures = Callable[[Facts, Facts, Facts, Need], tuple[Facts, Facts | float] | None]
+
+
+def _vram(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float] | None:
+    return (facts[Fact.FREE_VRAM_MB], need.min_vram_mb) if need.min_vram_mb else None
+
+
+def _bandwidth(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float] | None:
+    return (facts[Fact.BANDWIDTH_HEADROOM_MB_S], need.min_bandwidth_mb_s) if need.min_bandwidth_mb_s else None
+
+
+def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float] | None:
+    return (lengths, need.prompt_tokens) if need.prompt_tokens else None
+
+
+def _memory(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float]:
+    return facts[Fact.KV_ROOM_TOKENS], need.kv_tokens
+
+
+def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, Facts]:
+    trial = facts[Fact.TRIAL_PLACES]
+    return load, trial if need.count_as is None else np.fmin(trial, facts[Fact.PLACES_LOW + need.count_as])
+
+
+def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, float] | None:
+    if need.latency_sla_ms is None:
+        return None
+    return expected_wait_ms(facts, load, need.expected_tokens), WAIT_SHARE_OF_SLA * need.latency_sla_ms
+
+
+_COMPARED: Final[Mapping[str, tuple[Bound, _Figures]]] = {
+    VRAM.name: (Bound.AT_LEAST, _vram),
+    BANDWIDTH.name: (Bound.AT_LEAST, _bandwidth),
+    CONTEXT.name: (Bound.AT_LEAST, _context),
+    MEMORY.name: (Bound.AT_LEAST, _memory),
+    SLOTS.name: (Bound.BELOW, _slots),
+    WAIT.name: (Bound.AT_MOST, _wait),
+}
+
+
+# --- inside ---
+
+
+def _considered(
+    table: FleetTable,
+    found: CandidateSet,
+    need: Need,
+    weights: ScoreWeights,
+    outcome: Pick | Refusal,
+    counted: Counted | None,
+) -> tuple[Considered, ...]:
+    facts = table.facts(found.rows)
+    if counted is not None:
+        there = found.rows == counted.row
+        facts[Fact.IN_FLIGHT, there] -= 1
+        facts[Fact.KV_ROOM_TOKENS, there] += counted.tokens
+    lengths = found.max_model_len
+    load = load_of(facts)
+    masks: dict[str, Mask] = {}
+    figures: dict[str, tuple[Facts, Facts]] = {}
+    for each in (*HARD_FILTERS, SOFT_FILTER):
+        compared = _COMPARED[each.name][1](facts, lengths, load, need)
+        mask = each.keep(facts, lengths, load, need)
+        if compared is None and mask is None:
+            continue
+        masks[each.name] = np.ones(load.shape, dtype=np.bool_) if mask is None else mask
+        have, limit = (np.full(load.shape, math.nan), math.nan) if compared is None else compared
+        figures[each.name] = have, np.broadcast_to(limit, load.shape)
+    speed, queue, total = speed_term(facts, load), queue_term(facts, load), score(facts, load, weights)
+    wait = expected_wait_ms(facts, load, need.expected_tokens)
+    soft_counts = isinstance(outcome, Pick) and not outcome.over_sla
+
+    def removed_by(at: int) -> str | None:
+        for name, mask in masks.items():
+            if not mask[at] and (name != SOFT_FILTER.name or soft_counts):
+                return name
+        return None
+
+    removed = [removed_by(at) for at in range(found.rows.size)]
+    ranks = _ranks(found, removed, total, outcome)
+    rows = [
+        Considered(
+            worker_id=table.worker_id(int(row)),
+            model=found.models[at],
+            load=float(load[at]),
+            checks=tuple(
+                Check(
+                    name, bool(mask[at]), _known(figures[name][0][at]), _COMPARED[name][0], _known(figures[name][1][at])
+                )
+                for name, mask in masks.items()
+            ),
+            removed_by=removed[at],
+            terms=Terms(float(speed[at]), float(queue[at]), float(total[at])),
+            expected_wait_ms=_known(wait[at]),
+            rank=ranks.get(at),
+        )
+        for at, row in enumerate(found.rows)
+    ]
+    rows.sort(key=lambda each: (each.rank is None, each.rank, each.removed_by is not None, each.worker_id))
+    return tuple(rows)
+
+
+def _ranks(found: CandidateSet, removed: list[str | None], total: Facts, outcome: Pick | Refusal) -> dict[int, int]:
+    """Ranks by position: the pick's own order, then whoever else could have taken it, by score."""
+    if isinstance(outcome, Refusal):
+        return {}
+    position = {int(row): at for at, row in enumerate(found.rows)}
+    order = [position[row] for row in outcome.rows if row in position]
+    chosen = set(order)
+    rest = [
+        at for at, why in enumerate(removed) if why is None and at not in chosen and found.models[at] == outcome.model
+    ]
+    rest.sort(key=lambda at: -total[at])
+    return {at: rank for rank, at in enumerate(order + rest, start=1)}
+
+
+def _reason(record: WorkerRecord, need: Need) -> WorkerStatus | Unusable:
+    if record.status is not WorkerStatus.READY:
+        return record.status
+    if record.endpoint is None:
+        return Unusable.NO_ADDRESS
+    if record.state.exclusive and record.worker_id not in need.exclusive:
+        return Unusable.EXCLUSIVE
+    return Unusable.MODEL
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
