@@ -68,6 +68,40 @@ def test_s5_2_the_connections_window_is_shared() -> None:
     assert contents(peer.send(window_update(0, 4_465)), 3) == b"b" * 4_465
 
 
+def test_s5_2_small_answers_use_the_windows_up() -> None:
+    peer = client((INITIAL_WINDOW_SIZE, 10))
+    handler = peer.opened(1)
+    for piece in (b"abcd", b"efgh", b"ijkl"):
+        handler.send(piece)
+    assert contents(peer.take()) == b"abcdefghij"
+    wide = client((INITIAL_WINDOW_SIZE, 2**31 - 1))
+    handler = wide.opened(1)
+    for _ in range(5):
+        handler.send(b"x" * 16_000)
+    assert len(contents(wide.take())) == 65_535
+
+
+@pytest.mark.parametrize("first", ["stream", "connection"])
+def test_s5_2_the_end_waits_for_the_last_byte(first: str) -> None:
+    """Both windows let a part out, in turns: the stream ends after all of it, and not before."""
+    peer = client((INITIAL_WINDOW_SIZE, 65_540))
+    handler = peer.opened(1)
+    peer.send(data(1, b"x", END_STREAM))
+    handler.send(b"x" * 65_560)
+    handler.end()
+    assert len(contents(peer.take())) == 65_535
+    # 25 bytes are left; the stream has room for 5, the connection for none.
+    if first == "connection":
+        assert peer.send(window_update(0, 100)) == [data(1, b"x" * 5)]
+        assert peer.send(window_update(1, 10)) == [data(1, b"x" * 10)]
+        assert [frame.kind for frame in peer.send(window_update(1, 10))] == [DATA, HEADERS]
+    else:
+        assert peer.send(window_update(1, 100)) == []
+        assert peer.send(window_update(0, 10)) == [data(1, b"x" * 10)]
+        assert [frame.kind for frame in peer.send(window_update(0, 15))] == [DATA, HEADERS]
+    assert handler.closed_times == 1
+
+
 def test_s5_2_only_data_is_held_back() -> None:
     peer = client((INITIAL_WINDOW_SIZE, 0))
     handler = peer.opened(1)
@@ -133,6 +167,7 @@ def test_s5_2_held_data_of_a_stream_that_ends_is_dropped(end: str) -> None:
         other.send(b"y" * 40_000)
         assert not peer.connection.closed
         assert contents(peer.send(window_update(0, 40_000)), 3) == b"y" * 40_000
+        assert not peer.connection.closed
     else:
         peer.connection.lost()
         assert contents(peer.take()) == b""
@@ -143,8 +178,10 @@ def test_held_data_is_bounded() -> None:
     peer = client((INITIAL_WINDOW_SIZE, 0), pending_bytes=1_000)
     handler = peer.opened(1)
     handler.send(b"x" * 600)
+    handler.send(b"x" * 400)
+    peer.take()
     assert not peer.connection.closed
-    handler.send(b"x" * 600)
+    handler.send(b"x")
     assert not peer.connection.closed
     assert connection_error(peer, peer.take()) == ENHANCE_YOUR_CALM
 
@@ -260,6 +297,12 @@ def test_s6_9_more_than_the_streams_window_is_a_stream_error() -> None:
     # Half of a window is topped up at once, so only a burst within one update overruns it.
     assert peer.send(data(1, b"x" * 9_999)) == []
     assert stream_error(peer, peer.send(data(1, b"x" * 10_002)), 1) == FLOW_CONTROL_ERROR
+
+
+def test_s6_9_a_whole_window_may_come_at_once() -> None:
+    peer = client(stream_window=10_000, connection_window=10_000)
+    peer.opened(1)
+    assert peer.send(data(1, b"x" * 10_000)) == [window_update(0, 10_000), window_update(1, 10_000)]
 
 
 def test_s6_9_more_than_the_connections_window_is_a_connection_error() -> None:

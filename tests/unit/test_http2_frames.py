@@ -90,7 +90,9 @@ def test_s6_2_padding_and_priority_of_headers_are_taken_off() -> None:
     block = peer.block()
     peer.send(Frame(HEADERS, END_HEADERS | PADDED | HAS_PRIORITY, 1, b"\x02" + b"\x80\0\0\x05\x10" + block + b"\0\0"))
     peer.send(Frame(HEADERS, END_HEADERS | HAS_PRIORITY, 3, b"\0\0\0\x01\x10" + peer.block()))
-    assert [handler.head.path for handler in peer.handlers.values()] == [b"/service/method"] * 2
+    # Nothing but the priority, the block comes after.
+    peer.send(Frame(HEADERS, HAS_PRIORITY, 5, bytes(5)), Frame(CONTINUATION, END_HEADERS, 5, peer.block()))
+    assert [handler.head.path for handler in peer.handlers.values()] == [b"/service/method"] * 3
 
 
 def test_s6_2_headers_too_short_for_their_priority_are_an_error() -> None:

@@ -69,7 +69,8 @@ MALFORMED = {
     "s8_3_1 an empty path": replaced(b":path", b""),
     "s8_1_1 a content-length that is no number": with_field(b"content-length", b"+5"),
     "s8_1_1 two different content-lengths": (*REQUEST, (b"content-length", b"5"), (b"content-length", b"6")),
-    "s8_5 CONNECT with a path": replaced(b":method", b"CONNECT"),
+    "s8_5 CONNECT with a path": ((b":method", b"CONNECT"), (b":authority", b"host:1"), (b":path", b"/")),
+    "s8_5 CONNECT with a scheme": ((b":method", b"CONNECT"), (b":authority", b"host:1"), (b":scheme", b"http")),
     "s8_5 CONNECT without an authority": ((b":method", b"CONNECT"),),
 }
 

@@ -83,6 +83,7 @@ def test_an_answer_has_headers_a_message_and_trailers() -> None:
     assert trailers.flags & END_STREAM
     assert peer.fields(trailers) == {b"grpc-status": b"0"}
     assert [script.closed for script in peer.scripts.sessions] == [1]
+    assert (peer.context.stats.streams_total, peer.context.stats.streams_open) == (1, 0)
 
 
 def test_an_end_without_an_answer_is_trailers_only() -> None:
