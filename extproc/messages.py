@@ -106,6 +106,47 @@ def more_time(seconds: float) -> bytes:
     return _serialised(response)
 
 
+# Of messages that differ in one string alone, everything around it depends on that string's length only: protobuf
+# writes lengths before contents. So each is serialised once for a length, with this in the place of the string. A
+# length of 127 looks like the filler and stands before it, so the last place is the right one; a short run might also
+# be something else.
+_FILLER: Final = "\x7f"
+_SHORTEST_FILLED: Final = 9
+
+
+@lru_cache(maxsize=1_024)
+def _around_header(phase: Phase, name: str, length: int) -> tuple[bytes, bytes]:
+    filler = _FILLER * length
+    before, _, after = continue_piece(phase, ((name, filler),)).rpartition(filler.encode())
+    return before, after
+
+
+def header_piece(phase: Phase, name: str, value: str) -> bytes:
+    """Set one header whose value belongs to this request alone; to be appended to an answer."""
+    raw = value.encode()
+    if len(raw) < _SHORTEST_FILLED:
+        return continue_piece(phase, ((name, value),))
+    before, after = _around_header(phase, name, len(raw))
+    return before + raw + after
+
+
+@lru_cache(maxsize=4_096)
+def _around_endpoints(length: int, others: tuple[tuple[str, str | int], ...]) -> tuple[bytes, bytes]:
+    filler = _FILLER * length
+    fields = {names.METADATA_ENDPOINTS: filler, **dict(others)}
+    before, _, after = metadata_piece(fields).rpartition(filler.encode())
+    return before, after
+
+
+def endpoints_piece(endpoints: str, others: tuple[tuple[str, str | int], ...]) -> bytes:
+    """Dynamic metadata with the list of endpoints, which differs from request to request, and fields that repeat."""
+    raw = endpoints.encode()
+    if len(raw) < _SHORTEST_FILLED:
+        return metadata_piece({names.METADATA_ENDPOINTS: endpoints, **dict(others)})
+    before, after = _around_endpoints(len(raw), others)
+    return before + raw + after
+
+
 def metadata_piece(fields: Mapping[str, str | int]) -> bytes:
     """Dynamic metadata in our namespace, to be appended to an answer."""
     response = ProcessingResponse()

@@ -167,10 +167,10 @@ class RequestSession:
             ("x-envoy-max-retries", str(len(outcome.rows) - 1)),
         )
         answer = messages.continue_answer(self._phase, fixed, names.AGENT_DESCRIPTION_HEADERS)
-        if self._arrival.request_headers:
-            # Headers of this request alone: a piece of their own, so that the kept one repeats.
-            answer += messages.continue_piece(self._phase, self._arrival.request_headers)
-        return answer + messages.metadata_piece(_metadata(outcome))
+        for name, value in self._arrival.request_headers:
+            # Headers of this request alone: pieces of their own, so that the kept one repeats.
+            answer += messages.header_piece(self._phase, name, value)
+        return answer + messages.endpoints_piece(outcome.endpoints, _repeating_metadata(outcome))
 
     def _refuse(self, problem: ApiProblem) -> bytes:
         self._state = _State.REFUSED
@@ -235,17 +235,18 @@ class RequestSession:
             self._desk.capacity_changed()
 
 
-def _metadata(decision: Decision) -> dict[str, str | int]:
-    fields: dict[str, str | int] = {names.METADATA_ENDPOINTS: decision.endpoints}
+def _repeating_metadata(decision: Decision) -> tuple[tuple[str, str | int], ...]:
+    """All metadata but the endpoints: it is the same for most requests of an agent."""
+    fields: list[tuple[str, str | int]] = []
     if decision.model:
-        fields[names.METADATA_MODEL] = decision.model
+        fields.append((names.METADATA_MODEL, decision.model))
     if decision.allowed_models:
-        fields[names.METADATA_ALLOWED_MODELS] = decision.allowed_models
+        fields.append((names.METADATA_ALLOWED_MODELS, decision.allowed_models))
     if decision.replaced_models:
-        fields[names.METADATA_REPLACED_MODELS] = decision.replaced_models
+        fields.append((names.METADATA_REPLACED_MODELS, decision.replaced_models))
     if decision.engine_priority is not None:
-        fields[names.METADATA_PRIORITY] = decision.engine_priority
-    return fields
+        fields.append((names.METADATA_PRIORITY, decision.engine_priority))
+    return tuple(fields)
 
 
 def _number(status: bytes) -> int:
