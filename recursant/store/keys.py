@@ -10,3 +10,7 @@ WORKER_EVENTS: Final = "recursant:workers:events"
 ISOLATED: Final = "recursant:isolation"
 # A worker's isolation, or its release, as JSON; it expires when nothing is left of it.
 ISOLATION_OF: Final = "recursant:isolation:"
+# Hash: agent id -> serialised AgentPolicy, with its version and who set it when; deleted ones stay, marked.
+AGENTS: Final = "recursant:agents"
+# Channel: the id of every agent whose entry in AGENTS was written.
+AGENT_EVENTS: Final = "recursant:agents:events"

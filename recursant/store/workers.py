@@ -8,7 +8,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -16,16 +16,34 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from recursant.store.backoff import Backoff
 from recursant.store.codec import decode, encode
+from recursant.store.exchange import (
+    REDIS_ERRORS,
+    TIMEOUT_S,
+    StoreError,
+    bounded,
+    cancellations_so_far,
+    raise_if_cancelled_since,
+    reason_of,
+)
 from recursant.store.keys import WORKER_EVENTS, WORKERS
 from recursant.store.quiet_log import QuietLog
 from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
 
-# A Redis on the same network answers within a millisecond; one that needs this long is as good as away.
-TIMEOUT_S: Final = 1.0
+__all__ = [
+    "TIMEOUT_S",
+    "Alive",
+    "LinkDown",
+    "LinkUp",
+    "Report",
+    "Snapshot",
+    "StoreError",
+    "StoreEvent",
+    "WorkerStore",
+]
+
 # For the whole hash, which may be megabytes.
 LOAD_TIMEOUT_S: Final = 5.0
 # Connections for commands; more callers than that wait for one, at most TIMEOUT_S.
@@ -43,14 +61,8 @@ RECONNECT_LONGEST_S: Final = 1.0
 
 # Reports decoded before others get their turn.
 _LOAD_SLICE: Final = 100
-# TimeoutError is an OSError.
-_REDIS_ERRORS: Final = (RedisError, OSError)
 _STOPPED: Final = WorkerPhase.WORKER_PHASE_STOPPED
 _log = logging.getLogger(__name__)
-
-
-class StoreError(Exception):
-    """Redis cannot be reached, does not answer in time, or refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +130,7 @@ class WorkerStore:
             ValueError: the report is not valid; names the field.
         """
         data = encode(state)
-        async with _bounded(TIMEOUT_S), self._redis.pipeline(transaction=False) as pipe:
+        async with bounded(TIMEOUT_S), self._redis.pipeline(transaction=False) as pipe:
             if state.phase == _STOPPED:
                 pipe.hdel(WORKERS, state.id)
             else:
@@ -128,7 +140,7 @@ class WorkerStore:
             results = await pipe.execute(raise_on_error=False)
         for result in results:
             if isinstance(result, Exception):
-                raise StoreError(_reason(result))
+                raise StoreError(reason_of(result))
 
     async def load(self) -> list[WorkerState]:
         """The last report of every worker; what cannot be read is left out with a warning.
@@ -136,7 +148,7 @@ class WorkerStore:
         Raises:
             StoreError: the hash cannot be read.
         """
-        async with _bounded(LOAD_TIMEOUT_S):
+        async with bounded(LOAD_TIMEOUT_S):
             entries = cast("dict[bytes, bytes]", await self._redis.hgetall(WORKERS))
         states: list[WorkerState] = []
         for number, (worker_id, data) in enumerate(entries.items()):
@@ -159,7 +171,7 @@ class WorkerStore:
         Raises:
             StoreError: it may still be there.
         """
-        async with _bounded(TIMEOUT_S):
+        async with bounded(TIMEOUT_S):
             await self._redis.hdel(WORKERS, worker_id)
 
     async def watch(self) -> AsyncGenerator[StoreEvent, None]:
@@ -169,9 +181,9 @@ class WorkerStore:
         """
         backoff = Backoff(RECONNECT_FIRST_S, RECONNECT_LONGEST_S)
         told_down = False
-        cancellations = _cancellations()
+        cancellations = cancellations_so_far()
         while True:
-            _raise_if_cancelled_since(cancellations)
+            raise_if_cancelled_since(cancellations)
             pubsub = self._redis.pubsub()
             try:
                 await self._subscribe(pubsub)
@@ -184,7 +196,7 @@ class WorkerStore:
                 pace = _Pace(time.monotonic())
                 while True:
                     message = await pubsub.get_message(timeout=PING_AFTER_S)
-                    _raise_if_cancelled_since(cancellations)
+                    raise_if_cancelled_since(cancellations)
                     now = time.monotonic()
                     if message is not None:
                         pace.heard(now)
@@ -193,24 +205,24 @@ class WorkerStore:
                         await pubsub.ping()
                     if pace.reload_due(now):
                         yield Snapshot(await self.load())
-            except (StoreError, *_REDIS_ERRORS) as error:
+            except (StoreError, *REDIS_ERRORS) as error:
                 if not told_down:
                     told_down = True
-                    yield LinkDown(_reason(error))
+                    yield LinkDown(reason_of(error))
             finally:
-                with contextlib.suppress(*_REDIS_ERRORS):
+                with contextlib.suppress(*REDIS_ERRORS):
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
             await asyncio.sleep(backoff.next())
 
     async def close(self) -> None:
         """Close all connections."""
         # A server that hangs is not waited for.
-        with contextlib.suppress(*_REDIS_ERRORS):
+        with contextlib.suppress(*REDIS_ERRORS):
             await self._redis.aclose()
             await self._pool.aclose()
 
     async def _subscribe(self, pubsub: PubSub) -> None:
-        async with _bounded(TIMEOUT_S):
+        async with bounded(TIMEOUT_S):
             await pubsub.subscribe(WORKER_EVENTS)
             await pubsub.get_message(timeout=None)  # its confirmation
 
@@ -261,34 +273,3 @@ class _Pace:
 
     def _plan_reload(self, now: float) -> None:
         self._reload_at = now + RELOAD_AFTER_S * random.uniform(1.0, 2.0)
-
-
-@contextlib.asynccontextmanager
-async def _bounded(seconds: float) -> AsyncIterator[None]:
-    """An exchange with Redis that takes at most this long; everything that goes wrong is a StoreError."""
-    cancellations = _cancellations()
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except _REDIS_ERRORS as error:
-        raise StoreError(_reason(error)) from error
-    _raise_if_cancelled_since(cancellations)
-
-
-def _cancellations() -> int:
-    """How often somebody has asked the current task to end."""
-    task = asyncio.current_task()
-    return task.cancelling() if task else 0
-
-
-def _raise_if_cancelled_since(cancellations: int) -> None:
-    """Make up for `asyncio.wait_for`, in which redis-py sends.
-
-    Before Python 3.12 it swallows a cancellation that comes just as it ends (cpython#86296), and loops would never end.
-    """
-    if _cancellations() > cancellations:
-        raise asyncio.CancelledError
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
