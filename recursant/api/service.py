@@ -25,6 +25,7 @@ from recursant.fleet.address import join_address
 from recursant.fleet.directory import FleetDirectory
 from recursant.fleet.isolation_metrics import IsolationCollector
 from recursant.store.workers import WorkerStore
+from recursant.worker.prober import Prober
 from recursant.worker.scrape import StaticScraper
 
 # Requests here take a second at most.
@@ -56,6 +57,9 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
                     background = [tasks.create_task(directory.run())]
                     if store is not None and config.workers:
                         background.append(tasks.create_task(StaticScraper(config, store).run()))
+                    if config.probes.enabled:
+                        prober = Prober(config.probes, lambda: directory.records, directory.ward.witness)
+                        background.append(tasks.create_task(prober.run()))
                     await server.serve_until(stop, listener)
                     for task in background:
                         task.cancel()

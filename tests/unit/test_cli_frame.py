@@ -31,7 +31,9 @@ def test_the_commands_there_are() -> None:
         "up",
         "version",
         "workers",
+        "workers isolate",
         "workers list",
+        "workers release",
     }
 
 
