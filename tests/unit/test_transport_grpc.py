@@ -93,17 +93,19 @@ def test_an_end_without_an_answer_is_trailers_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "code", "text"),
+    ("message", "code", "text", "kind"),
     [
-        (prefixed(b"bad"), b"3", b"no such phase"),
-        (prefixed(b"bug"), b"13", b"internal error"),
-        (prefixed(b"x", flag=1), b"12", b"compressed messages are not taken"),
-        (prefixed(b"x", flag=2), b"13", b"a message prefix that gRPC does not know"),
-        (b"\x00\x00\x00\x03\xe9", b"8", b"a message of 1001 bytes, allowed are 1000"),
+        (prefixed(b"bad"), b"3", b"no such phase", "stream_error"),
+        (prefixed(b"bug"), b"13", b"internal error", "session"),
+        (prefixed(b"x", flag=1), b"12", b"compressed messages are not taken", "framing"),
+        (prefixed(b"x", flag=2), b"13", b"a message prefix that gRPC does not know", "framing"),
+        (b"\x00\x00\x00\x03\xe9", b"8", b"a message of 1001 bytes, allowed are 1000", "framing"),
     ],
 )
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_call_that_fails_ends_with_its_status(message: bytes, code: bytes, text: bytes, *, answered: bool) -> None:
+def test_a_call_that_fails_ends_with_its_status(
+    message: bytes, code: bytes, text: bytes, kind: str, *, answered: bool
+) -> None:
     peer = caller()
     frames = peer.call()
     if answered:
@@ -117,6 +119,7 @@ def test_a_call_that_fails_ends_with_its_status(message: bytes, code: bytes, tex
     assert (reset.kind, reset.number) == (RST_STREAM, NO_ERROR)
     assert [script.closed for script in peer.scripts.sessions] == [1]
     assert peer.context.stats.streams_open == 0
+    assert peer.context.stats.errors == {kind: 1}
     # The connection lives on.
     assert peer.send(data(1, prefixed(b"echo 2"))) == []
     assert peer.call(data(3, prefixed(b"echo 3")), stream_id=3)[-1] == data(3, prefixed(b"3"))
@@ -137,6 +140,7 @@ def test_a_stream_that_ends_within_a_message() -> None:
     [trailers] = peer.call(data(1, prefixed(b"echo abc")[:-1], END_STREAM))
     assert peer.fields(trailers)[b"grpc-status"] == b"13"
     assert peer.scripts.sessions[0].received == []
+    assert peer.context.stats.errors == {"framing": 1}
     assert peer.context.buffered == 0
 
 
