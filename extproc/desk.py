@@ -138,7 +138,7 @@ class Desk:
             )
             match said:
                 case ApiProblem():
-                    return self._gateway.with_advice(said, demand) if said.code == "kv_memory" else said
+                    return self._gateway.with_advice(said, demand)
                 case Hold(for_s, fallback):
                     ticket.fallback = fallback
                     return self._hold(ticket, now, for_s)

@@ -3,6 +3,7 @@
 No sockets and no clock of its own: configuration, fleet, time and randomness come in.
 """
 
+import math
 import os
 import random
 import re
@@ -28,6 +29,8 @@ from recursant.routing.picker import Pick, Refusal, pick, round_robin
 from recursant.routing.scorers import load_of
 
 _REQUEST_ID: Final = re.compile(rb"^[A-Za-z0-9][A-Za-z0-9._:/+=-]*$")
+# A worker that is isolated for longer may be back before, by a restart or an operator's word.
+MAX_RETRY_AFTER_S: Final = 60
 _NO_EXCLUSIVE: Final = frozenset[str]()
 # Lengths of models, for filters that do not look at them.
 _UNCOMPARED: Final = np.empty(0)
@@ -332,8 +335,19 @@ class Gateway:
         return f"the family {need.family!r}" if need.family else "any model"
 
     def with_advice(self, problem: ApiProblem, demand: Demand) -> ApiProblem:
-        """Add to a refusal for lack of memory what would fit (SPEC E2)."""
-        need = demand.need
+        """Add to a refusal what would fit (SPEC E2), or when isolated workers are back (SPEC F1)."""
+        if problem.code == "no_worker":
+            return self._with_return(problem, demand.need)
+        return self._with_room(problem, demand.need) if problem.code == "kv_memory" else problem
+
+    def _with_return(self, problem: ApiProblem, need: Need) -> ApiProblem:
+        at = self.table.next_return_s(need.family, need.model)
+        if at is None:
+            return problem
+        wait = min(max(math.ceil(at - self.clock()), 1), MAX_RETRY_AFTER_S)
+        return replace(problem, message=f"{problem.message}: whoever does is isolated", retry_after_s=wait)
+
+    def _with_room(self, problem: ApiProblem, need: Need) -> ApiProblem:
         found = self.table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
         room = int(np.nan_to_num(self.table.facts(found.rows)[Fact.KV_ROOM_TOKENS], nan=0.0).max(initial=0.0))
         left = room - need.prompt_tokens

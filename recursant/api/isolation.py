@@ -15,7 +15,7 @@ from recursant.fleet.evidence import MAX_TEXT_CHARS, Reason
 from recursant.fleet.isolation import Phase, Standing
 from recursant.problems import ApiProblem, bad_request, unavailable
 from recursant.store.codec import MAX_ID_CHARS
-from recursant.store.workers import StoreError
+from recursant.store.exchange import StoreError
 
 DEFAULT_FOR_S: Final = 600.0
 _DAY_S: Final = 86_400.0

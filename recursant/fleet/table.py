@@ -188,6 +188,18 @@ class FleetTable:
         """Does any worker, usable or not, serve this family?"""
         return any(family in families for families in self._families.values())
 
+    def next_return_s(self, family: str, model: str) -> float | None:
+        """When the first isolated worker that serves `model`, or else `family`, is back, monotonic seconds."""
+        ends = [
+            record.standing.isolation.until_s
+            for row in self._row_of.values()
+            if (record := self._records[row]) is not None
+            and record.status is WorkerStatus.ISOLATED
+            and record.standing is not None
+            and _serves(record, family, model) is not None
+        ]
+        return min(ends, default=None)
+
     # --- in-flight counts ---
 
     def acquire(self, row: int, tokens: int = 0) -> None:

@@ -17,9 +17,9 @@ from recursant.fleet.evidence import Evidence, Judge, Reason
 from recursant.fleet.isolation import Isolation, IsolationBook, Phase, Standing
 from recursant.fleet.isolation_metrics import IsolationFigures
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.store.exchange import StoreError
 from recursant.store.isolation import IsolationStore
 from recursant.store.quiet_log import QuietLog
-from recursant.store.workers import StoreError
 
 # How often Redis is asked what the others have isolated. Seconds.
 POLL_S: Final = 0.25

@@ -3,7 +3,7 @@
 Clocks differ from host to host, so an end is never written as a time of day: what is left is the key's time to live.
 """
 
-import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -13,14 +13,13 @@ from typing import Any, Final, cast
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from recursant.fleet.evidence import MAX_TEXT_CHARS, Reason
 from recursant.fleet.isolation import Isolation
 from recursant.store.codec import MAX_ID_CHARS
+from recursant.store.exchange import REDIS_ERRORS, TIMEOUT_S, bounded
 from recursant.store.keys import ISOLATED, ISOLATION_OF
 from recursant.store.quiet_log import QuietLog
-from recursant.store.workers import TIMEOUT_S, StoreError
 
 # Isolations that are read; a fleet of ten thousand, all of it known to somebody.
 MAX_ISOLATIONS: Final = 10_000
@@ -101,11 +100,8 @@ class IsolationStore:
         Raises:
             StoreError: they cannot be read.
         """
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await self._load(now)
-        except (RedisError, OSError) as error:
-            raise StoreError(str(error) or type(error).__name__) from error
+        async with bounded(TIMEOUT_S):
+            return await self._load(now)
 
     async def write(self, isolations: Iterable[Isolation], now: float) -> None:
         """Write isolations for as long as they last.
@@ -113,24 +109,20 @@ class IsolationStore:
         Raises:
             StoreError: some may not have arrived.
         """
-        try:
-            async with asyncio.timeout(TIMEOUT_S), self._redis.pipeline(transaction=False) as pipe:
-                for each in isolations:
-                    left_ms = math.ceil((each.gone_s - now) * 1_000)
-                    if left_ms > 0:
-                        pipe.set(ISOLATION_OF + each.worker_id, encode(each), px=left_ms)
-                        pipe.sadd(ISOLATED, each.worker_id)
-                await pipe.execute()
-        except (RedisError, OSError) as error:
-            raise StoreError(str(error) or type(error).__name__) from error
+        async with bounded(TIMEOUT_S), self._redis.pipeline(transaction=False) as pipe:
+            for each in isolations:
+                left_ms = math.ceil((each.gone_s - now) * 1_000)
+                if left_ms > 0:
+                    pipe.set(ISOLATION_OF + each.worker_id, encode(each), px=left_ms)
+                    pipe.sadd(ISOLATED, each.worker_id)
+            await pipe.execute()
 
     async def close(self) -> None:
         """Close the connections."""
-        try:
+        # A server that hangs is not waited for.
+        with contextlib.suppress(*REDIS_ERRORS):
             await self._redis.aclose()
             await self._pool.aclose()
-        except (RedisError, OSError) as error:
-            _log.debug("closing the connections to Redis: %s", error)
 
     async def _load(self, now: float) -> list[Isolation]:
         members = cast("set[bytes]", await self._redis.smembers(ISOLATED))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from harness import MakeStack, Stack, wait_until
+from harness import MakeStack, Stack, recursant, wait_until
 
 from recursant.sim.errors import cuda_error, out_of_memory
 
@@ -153,3 +153,54 @@ def test_requests_that_get_no_answer_take_a_worker_out(make_stack: MakeStack) ->
 
     until(isolated, within_s=60.0)
     assert stack.metrics().value("recursant_isolations_total", reason="no_answers") >= 1
+
+
+def test_probes_find_a_worker_that_hangs_before_any_client_does(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=2, config=PROBING, args=MODEL)
+    victim = next(iter(stack.worker_pids))
+    until(lambda: all(stack.sim_state(worker)["requests"] for worker in stack.worker_pids))
+    stack.sim_fault(victim, kind="hang", duration_ms=15_000)
+    # What the probes before it generated may count as work for ten seconds.
+    until(lambda: statuses(stack)[victim] == "isolated", within_s=60.0)
+    assert stack.metrics().value("recursant_isolations_total", reason="probe") >= 1
+    assert "no answer within 1 s" in stack.log("api")
+    assert stack.chat("elsewhere").headers["x-recursant-worker"] != victim
+    # It works again: a probe on trial finds that, too.
+    until(lambda: statuses(stack)[victim] == "ready", within_s=60.0)
+    # No probe ever counts as a client's request.
+    assert stack.metrics().value("recursant_requests_total") == 1
+
+
+def test_operators_take_workers_out_and_let_them_back(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=2, config=QUIET, args=MODEL)
+    victim, other = stack.worker_pids
+    at = ("--run-dir", str(stack.run_dir))
+    done = recursant("workers", "isolate", victim, "--for", "5m", "--reason", "fan is loud", *at)
+    assert (done.exit_code, done.out.strip()) == (0, f"{victim} is isolated for 5m")
+    until(lambda: stack.service_metrics("extproc").value("recursant_isolated_workers") == 1)
+    assert {stack.chat(f"request {n}").headers["x-recursant-worker"] for n in range(6)} == {other}
+    assert "fan is loud" in recursant("workers", "list", *at).out
+    # It outlives a restart of the worker.
+    pid = stack.kill(victim)
+    stack.wait_restarted(victim, pid)
+    until(lambda: statuses(stack)[victim] == "isolated")
+    assert recursant("workers", "release", victim, *at).exit_code == 0
+    until(lambda: stack.chat("back").headers["x-recursant-worker"] == victim)
+    assert recursant("workers", "release", "nobody", *at).exit_code == 1
+
+
+def test_streams_and_bodies_pass_as_they_were(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=1, config=QUIET, args=MODEL)
+    (worker,) = stack.worker_pids
+    with stack.stream("a stream", max_tokens=40) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    # Token by token, to its end: nothing gathers a stream of 200.
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) > 20
+    stack.sim_fault(worker, kind="oom", count=1)
+    failed = stack.chat("it has no memory")
+    assert (failed.status_code, failed.content) == (500, out_of_memory().encoded())
+    assert stack.wait_until(lambda: stack.inflight() == 0)
+    # The last worker is never taken out.
+    assert stack.chat("still there").status_code == 200
+    assert stack.service_metrics("extproc").value("recursant_isolation_alarm") == 1

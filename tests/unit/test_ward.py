@@ -16,9 +16,9 @@ from recursant.fleet.evidence import Evidence, Reason
 from recursant.fleet.isolation import Isolation, Phase
 from recursant.fleet.ward import Ward
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.store.exchange import StoreError
 from recursant.store.isolation import IsolationStore, decode, encode
 from recursant.store.keys import ISOLATED, ISOLATION_OF
-from recursant.store.workers import StoreError
 
 PATIENCE_S = 20.0
 CUDA = "CUDA error: an illegal memory access was encountered"

@@ -1,12 +1,16 @@
 """What a session tells about the workers: driven by ext_proc messages, as Envoy sends them."""
 
+from dataclasses import replace
+
 import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
-from fleet_kit import record
+from fleet_kit import PHI, record
 from test_session import Bench
 
-from recursant.fleet.evidence import Evidence
+from recursant.fleet.evidence import Evidence, Reason
+from recursant.fleet.isolation import Isolation, Phase, Standing
+from recursant.fleet.worker import WorkerStatus
 from recursant.sim import errors
 
 FIRST, SECOND = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -130,3 +134,29 @@ def test_a_request_that_never_went_out_says_nothing() -> None:
     scene.request(x_agent_id="nobody", x_agent_priority="junk")
     scene.session.close()
     assert scene.seen == []
+
+
+@pytest.mark.parametrize(("left_s", "retry_after"), [(10.0, 10), (600.0, 60), (0.2, 1)])
+def test_who_finds_only_isolated_workers_is_told_when_to_come_back(left_s: float, retry_after: int) -> None:
+    isolation = Isolation("w1", "first", Reason.OOM, "", 1, 1_000.0 + left_s, 9_999.0)
+    out = replace(record("w1"), status=WorkerStatus.ISOLATED, standing=Standing(isolation, Phase.ISOLATED))
+    bench = Bench(out, record("w2", models=[PHI]))
+    bench.gateway.clock = lambda: 1_000.0
+    answer = bench.request(x_agent_id="chat-web").immediate_response
+    assert answer.status.code == 503
+    headers = {header.header.key: header.header.raw_value for header in answer.headers.set_headers}
+    assert headers["retry-after"] == str(retry_after).encode()
+
+
+def test_a_worker_on_trial_gets_one_request_at_a_time() -> None:
+    isolation = Isolation("w1", "first", Reason.OOM, "", 1, 0.0, 1e9)
+    bench = Bench(replace(record("w1"), standing=Standing(isolation, Phase.TRIAL)), record("w2"))
+    # Without an agent it goes by turns; the trial's bound holds there, too.
+    for agent in ("chat-web", "", "chat-web", ""):
+        bench.session = bench.new_session()
+        bench.request(x_agent_id=agent)
+        if not agent:
+            bench.body(b'{"prompt": "x"}')
+    counts = bench.table.in_flight()
+    assert counts["w1"] == 1
+    assert counts["w2"] == 3
