@@ -236,6 +236,82 @@ def test_unknown_methods_are_unimplemented(path: bytes) -> None:
     assert peer.fields(answer)[b"grpc-status"] == b"12"
 
 
+# --- health checks ---
+
+CHECK = (*REQUEST[:2], (b":path", b"/grpc.health.v1.Health/Check"), *REQUEST[3:])
+WATCH = (*REQUEST[:2], (b":path", b"/grpc.health.v1.Health/Watch"), *REQUEST[3:])
+
+
+def test_a_check_may_come_in_pieces() -> None:
+    peer = caller()
+    assert peer.send(peer.headers(1, CHECK), data(1, b"\0\0\0\0"), data(1, b"\x05\x0a\x03")) == []
+    [trailers] = peer.send(data(1, b"abc", END_STREAM))
+    assert peer.fields(trailers)[b"grpc-status"] == b"5"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (prefixed(b"\x0b"), b"3"),
+        (prefixed(b"", flag=1), b"12"),
+        (b"\x00\x00\x00\x04\x01", b"8"),
+        (b"", b"13"),
+        (b"\x00\x00", b"13"),
+    ],
+)
+@pytest.mark.parametrize("method", [CHECK, WATCH])
+def test_what_is_no_health_call_is_refused(
+    content: bytes, code: bytes, method: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    peer = caller()
+    [trailers] = peer.send(peer.headers(1, method), data(1, content, END_STREAM))
+    assert peer.fields(trailers)[b"grpc-status"] == code
+    assert peer.connection.open_streams == 0
+
+
+def test_a_check_answers_once() -> None:
+    peer = caller()
+    frames = peer.send(peer.headers(1, CHECK), data(1, prefixed(b"") * 2))
+    assert [frame.payload for frame in frames if frame.kind == DATA] == [prefixed(b"\x08\x01")]
+    assert peer.send(data(1, prefixed(b"")), ping()) == [ping(flags=ACK)]
+
+
+def test_a_check_while_draining() -> None:
+    peer = caller()
+    peer.context.drain()
+    frames = peer.send(peer.headers(1, CHECK), data(1, prefixed(b""), END_STREAM))
+    assert [frame.payload for frame in frames if frame.kind == DATA] == [prefixed(b"\x08\x02")]
+
+
+def test_a_watch_lives_until_we_drain() -> None:
+    peer = caller()
+    frames = peer.send(peer.headers(1, WATCH), data(1, prefixed(b""), END_STREAM))
+    assert [(frame.kind, frame.flags & END_STREAM) for frame in frames] == [(HEADERS, 0), (DATA, 0)]
+    assert len(peer.context.watches) == 1
+    peer.context.drain()
+    message, trailers = peer.take()
+    assert message == data(1, prefixed(b"\x08\x02"))
+    assert peer.fields(trailers)[b"grpc-status"] == b"0"
+    assert peer.context.watches == set()
+
+
+@pytest.mark.parametrize("end", ["reset", "lost", "finish"])
+def test_a_watch_that_ends_is_forgotten(end: str) -> None:
+    peer = caller()
+    peer.send(peer.headers(1, WATCH), data(1, prefixed(b""), END_STREAM))
+    match end:
+        case "reset":
+            peer.send(Frame(RST_STREAM, 0, 1, bytes(4)))
+        case "lost":
+            peer.connection.lost()
+        case "finish":
+            peer.connection.finish()
+            assert peer.take()[-1].flags & END_STREAM
+    assert peer.context.watches == set()
+    peer.context.drain()
+    assert peer.take() == []
+
+
 # --- the pieces ---
 
 
@@ -317,7 +393,9 @@ def test_a_message_too_large_is_refused_before_it_is_stored() -> None:
         (b"\x0a\x03abc", "abc"),
         # The last one counts, unknown fields of every wire type are skipped.
         (b"\x0a\x01a\x0a\x01b", "b"),
-        (b"\x10\x96\x01\x19" + bytes(8) + b"\x25" + bytes(4) + b"\x2a\x02hi\x0a\x01z", "z"),
+        (b"\x10\x96\x01\x19" + b"\xff" * 8 + b"\x25" + b"\xff" * 4 + b"\x2a\x02hi\x0a\x01z", "z"),
+        # A length of two bytes: 2 + 1 * 128.
+        (b"\x0a\x82\x01" + b"n" * 130, "n" * 130),
     ],
 )
 def test_health_requests_are_read(message: bytes, service: str) -> None:
