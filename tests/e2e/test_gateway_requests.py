@@ -6,6 +6,7 @@ import hashlib
 import json
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -216,12 +217,18 @@ def test_a_body_may_end_in_a_separate_empty_chunk(stack: Stack) -> None:
 @pytest.mark.parametrize("agent", ["chat-web", None])
 @pytest.mark.parametrize("content", [b"not json", b'{"model":"auto"', b"[1]", b'{"model":"auto"} x', b'{"model":7}'])
 def test_a_body_that_is_not_json_is_the_clients_error(stack: Stack, agent: str | None, content: bytes) -> None:
-    headers = {"content-type": "application/json", **({"x-agent-id": agent} if agent else {})}
-    before = sum(stack.sim_state(worker)["requests"] for worker in stack.worker_urls)
+    request_id = f"broken-{uuid.uuid4().hex}"
+    headers = {
+        "content-type": "application/json",
+        "x-request-id": request_id,
+        **({"x-agent-id": agent} if agent else {}),
+    }
     answer = stack.client.post("/v1/chat/completions", content=content, headers=headers)
     assert answer.status_code == 400, answer.text
     error_of(answer)
-    assert sum(stack.sim_state(worker)["requests"] for worker in stack.worker_urls) == before
+    for url in stack.worker_urls.values():
+        seen = httpx.get(f"{url}/sim/state/requests", params={"limit": "256"}, trust_env=False).json()["requests"]
+        assert request_id not in {request["id"] for request in seen}
     no_request_left(stack)
 
 
