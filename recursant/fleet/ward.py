@@ -108,6 +108,9 @@ class Ward:
         if evidence is Evidence.PASSED_OVER and record.state.running_requests:
             # It works: what Envoy met was a full queue.
             return
+        if evidence is Evidence.NO_ANSWER and record.state.token_rate > 0:
+            # It generates, for this request too, as likely as not.
+            return
         now = time.monotonic()
         since = now if since is None else since
         incarnation = record.state.incarnation

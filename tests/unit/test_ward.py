@@ -96,6 +96,14 @@ def test_a_full_queue_is_not_taken_for_a_dead_worker() -> None:
     assert one.isolated() == {"w1"}
 
 
+def test_a_worker_that_generates_is_not_taken_for_a_dead_one() -> None:
+    one = Process(None)
+    one.fleet["w0"] = record("w0", token_rate=20.0)
+    for worker in ("w0", "w1"):
+        one.fail(worker, 10, Evidence.NO_ANSWER)
+    assert one.isolated() == {"w1"}
+
+
 def test_evidence_about_nobody_is_nothing() -> None:
     one = Process(None)
     one.fail("stranger")
