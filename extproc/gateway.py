@@ -7,7 +7,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -147,9 +147,13 @@ class Gateway:
         self.evidence = evidence
         self._rng = rng
         self._ready = ready
-        self._agents = AgentResolver(config.agents, max_meta_bytes=config.limits.agent_meta_bytes)
-        self._exclusive = {agent.agent_id: frozenset(agent.workers) for agent in config.agents}
+        self.set_policies(config.agents)
         self._turn = 0
+
+    def set_policies(self, policies: Sequence[AgentPolicy]) -> None:
+        """Put other policies in force, all of them at once; requests that have arrived keep the ones they came with."""
+        self._agents = AgentResolver(policies, max_meta_bytes=self.config.limits.agent_meta_bytes)
+        self._exclusive = {policy.agent_id: frozenset(policy.workers) for policy in policies}
 
     def ready(self) -> ApiProblem | None:
         """None when requests can be served: the fleet is known and some worker is ready; else what is missing."""
@@ -205,7 +209,7 @@ class Gateway:
         if policy.allow_other_models:
             return True
         # One name for the whole family: Lua can check it alone. Several: the name decides the worker.
-        found = self.table.candidates(family=policy.model_family, exclusive=self._exclusive[policy.agent_id])
+        found = self.table.candidates(family=policy.model_family, exclusive=self._exclusive_of(policy))
         return len(found.names) > 1
 
     def demand(self, arrival: Arrival, body: BodyFacts | None) -> Demand | ApiProblem:
@@ -253,6 +257,10 @@ class Gateway:
             checked=body is not None,
             deadline_s=arrival.at_s + self.timeout_ms(policy) / 1_000,
         )
+
+    def _exclusive_of(self, policy: AgentPolicy | None) -> frozenset[str]:
+        # A request may outlive its agent's policy.
+        return _NO_EXCLUSIVE if policy is None else self._exclusive.get(policy.agent_id, _NO_EXCLUSIVE)
 
     def timeout_ms(self, policy: AgentPolicy | None) -> int:
         """Arrival to first response byte: the policy's own time, within the global bound."""

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -14,11 +15,13 @@ from extproc.desk import Desk
 from extproc.gateway import Gateway
 from extproc.holding import DeskRunner
 from extproc.metrics import ExtProcCollector, Gauges, Recorder
+from extproc.policy_client import PolicyClient, node_id, target_of
 from extproc.session import sessions
 from extproc.transports.base import MESSAGE_MARGIN_BYTES, Transport
 from extproc.transports.grpcio import GrpcioTransport
 from extproc.transports.lean import LeanTransport
 from recursant.admission.queue import HoldQueue
+from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
 from recursant.fleet.directory import FleetDirectory
 from recursant.fleet.slots import Slots
@@ -79,6 +82,12 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
         recorder.forget_worker(worker_id)
 
     directory.subscribe(known, gone)
+
+    def policies_changed(policies: tuple[AgentPolicy, ...]) -> None:
+        gateway.set_policies(policies)
+        directory.set_agents(policies)
+
+    client = _policy_client(config, policies_changed)
     server: Transport = _TRANSPORTS[transport](
         sessions(gateway, desk), max_message_bytes=config.limits.body_bytes + MESSAGE_MARGIN_BYTES
     )
@@ -94,7 +103,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
             isolation=directory.ward.figures(),
         )
 
-    async with _following(directory) as following, _metrics(config, recorder, gauges):
+    async with _following(directory, client) as following, _metrics(config, recorder, gauges):
         try:
             await _fleet_known(directory)
             for bound in await server.listen(config.extproc.listen):
@@ -105,10 +114,29 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
             runner.stop()
 
 
+def _policy_client(config: Config, on_policies: Callable[[tuple[AgentPolicy, ...]], None]) -> PolicyClient:
+    """The client that follows the policies, with those that the last run kept in force."""
+    client = PolicyClient(
+        target_of(config.xds.host, config.xds.port),
+        node_id(),
+        config.agents,
+        Path(config.extproc.state_dir) if config.extproc.state_dir else None,
+        on_policies,
+    )
+    client.restore()
+    return client
+
+
 @contextlib.asynccontextmanager
-async def _following(directory: FleetDirectory) -> AsyncIterator[asyncio.Task[None]]:
-    """Follow the fleet in the background."""
-    task = asyncio.create_task(directory.run())
+async def _following(directory: FleetDirectory, client: PolicyClient) -> AsyncIterator[asyncio.Task[None]]:
+    """Follow the fleet and the policies in the background."""
+
+    async def follow() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(directory.run())
+            tasks.create_task(client.run())
+
+    task = asyncio.create_task(follow())
     try:
         yield task
     finally:

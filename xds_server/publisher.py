@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from recursant import names
+from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
 from recursant.fleet.worker import WorkerRecord
 from xds_server.debounce import Debounce
 from xds_server.metrics import Recorder
+from xds_server.policies import policy_resources
 from xds_server.projection import Projection, Rebuild
 from xds_server.resource import ENDPOINT, Resource
 from xds_server.resources.build import build, build_endpoints
@@ -51,6 +53,15 @@ class Publisher:
     def remove(self, worker_id: str) -> None:
         """For `FleetDirectory.subscribe`."""
         self._need(self.fleet.remove(worker_id))
+
+    def set_config(self, config: Config) -> None:
+        """Serve from another configuration. What of it Envoy does not see changes nothing for Envoy."""
+        self._config = config
+        self._need(Rebuild.EVERYTHING)
+
+    def set_agents(self, policies: Sequence[AgentPolicy]) -> None:
+        """Serve these policies, and routes for their agents."""
+        self.set_config(self._config.model_copy(update={"agents": tuple(policies)}))
 
     async def run(self) -> None:
         """Publish the fleet as it is now and at every change, until cancelled.
@@ -100,7 +111,7 @@ class Publisher:
     def _build(self) -> list[Resource]:
         workers = self.fleet.workers()
         if self._needed is Rebuild.EVERYTHING:
-            return build(self._config, workers)
+            return [*build(self._config, workers), *policy_resources(self._config.agents)]
         others = [resource for resource in self._resources if resource.type_url != ENDPOINT]
         return [*others, build_endpoints(workers)]
 

@@ -7,14 +7,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
 
+from recursant.agents.directory import PolicyDirectory
 from recursant.config.model import Config
 from recursant.fleet.directory import FleetDirectory
+from recursant.store.policies import PolicyStore
 from xds_server.metrics import Gauges, Recorder, XdsCollector
 from xds_server.publisher import Publisher
 from xds_server.resources.build import build
 from xds_server.server import Settings, XdsServer
+from xds_server.status_page import clients_document, with_clients
 
 # How often the directory is asked whether it knows the fleet yet.
 _LOADED_POLL_S: Final = 0.01
@@ -40,6 +43,13 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
     publisher = Publisher(config, server.publish, recorder)
     directory = FleetDirectory(config)
     directory.subscribe(publisher.observe, publisher.remove)
+    policies = PolicyDirectory(config.agents, PolicyStore(config.redis.url) if config.redis.url else None)
+
+    def policies_changed() -> None:
+        directory.set_agents(policies.policies)
+        publisher.set_agents(policies.policies)
+
+    policies.subscribe(policies_changed)
 
     def gauges() -> Gauges:
         return Gauges(
@@ -53,14 +63,14 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
         try:
             port = await server.listen(config.xds.host, config.xds.port)
             _log.info("listening on %s port %d", config.xds.host, port)
-            await _until(stop, directory.run(), _publish(directory, publisher))
+            await _until(stop, directory.run(), policies.run(), _publish(directory, policies, publisher))
         finally:
             await server.stop(_STOP_GRACE_S)
 
 
-async def _publish(directory: FleetDirectory, publisher: Publisher) -> None:
-    """Serve nothing before the fleet is known: clients wait, and an Envoy that runs keeps what it has."""
-    while not directory.loaded:  # noqa: ASYNC110 - the directory has a flag only
+async def _publish(directory: FleetDirectory, policies: PolicyDirectory, publisher: Publisher) -> None:
+    """Serve nothing before fleet and policies are known: clients wait, and an Envoy that runs keeps what it has."""
+    while not (directory.loaded and policies.loaded):  # noqa: ASYNC110 - the directory has a flag only
         await asyncio.sleep(_LOADED_POLL_S)
     await publisher.run()
 
@@ -89,9 +99,13 @@ async def _metrics(config: Config, registry: CollectorRegistry, gauges: Callable
     def read_on_loop() -> Gauges:
         return asyncio.run_coroutine_threadsafe(read(), loop).result(_SCRAPE_S)
 
+    def read_clients() -> dict[str, Any]:
+        return clients_document(read_on_loop().clients, time.monotonic())
+
     registry.register(XdsCollector(read_on_loop))
     ProcessCollector(registry=registry)
     server, thread = start_http_server(config.xds.metrics_port, config.xds.metrics_host, registry)
+    server.set_app(with_clients(make_wsgi_app(registry), read_clients))
     try:
         yield
     finally:

@@ -197,6 +197,8 @@ class ExtProc(Section):
     message_timeout_ms: PositiveMilliseconds = 250
     # The longest hold that extproc may ask for.
     max_message_timeout_ms: PositiveMilliseconds = 300_000
+    # Where the last good policies are kept for a start without the control plane.
+    state_dir: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
     metrics_host: Host = names.LOOPBACK
     metrics_port: Port = names.EXTPROC_METRICS_PORT
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
+from recursant.fleet.families import FamilyResolver
 from recursant.fleet.registry import Gone, Registry, Update
 from recursant.fleet.resolve import HostResolver
 from recursant.fleet.ward import Ward
@@ -40,7 +42,9 @@ class FleetDirectory:
         Raises:
             ValueError: `redis.url` is not a URL of Redis.
         """
-        self._registry = Registry(config)
+        self._config = config
+        self._families = FamilyResolver.from_config(config)
+        self._registry = Registry(config, self._families)
         self.ward = Ward(config, by=name, records=lambda: self._registry.records, tell=self._tell_again, judges=judges)
         self._records: dict[str, WorkerRecord] = dict(self._registry.records)
         self._store = WorkerStore(config.redis.url) if config.redis.url else None
@@ -81,6 +85,13 @@ class FleetDirectory:
         self._on_gone.append(on_gone)
         for record in self.records.values():
             on_record(record)
+
+    def set_agents(self, policies: Sequence[AgentPolicy]) -> None:
+        """Other policies are in force: the families that they name tell which family a model is of."""
+        families = FamilyResolver.from_config(self._config.model_copy(update={"agents": tuple(policies)}))
+        if families != self._families:
+            self._families = families
+            self._tell(self._registry.set_families(families))
 
     async def run(self) -> None:
         """Follow the fleet until cancelled."""

@@ -81,6 +81,10 @@ class Entry:
         self.heard_at = now
         self.missing_since = None
 
+    def forget_families(self) -> None:
+        """Find the families of its models again, for the next record."""
+        self._models_said = None
+
     def record(self, families: FamilyResolver) -> WorkerRecord:
         """How the rest of the product sees it."""
         return WorkerRecord(

@@ -32,6 +32,14 @@ class FamilyResolver:
                     known.add(family)
         return cls(config.families, known)
 
+    def __eq__(self, other: object) -> bool:
+        """Do both name the same family of every model?"""
+        if not isinstance(other, FamilyResolver):
+            return NotImplemented
+        return (self._patterns, self._known) == (other._patterns, other._known)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def family_of(self, model: str) -> str | None:
         """The family of `model`, or None where no pattern and no known word fits."""
         tail = model.rsplit("/", 1)[-1]

@@ -169,6 +169,18 @@ class Registry:
         self._link = Link.UP
         self._heard = max(self._heard, now)
 
+    def set_families(self, families: FamilyResolver) -> list[Update]:
+        """Families of models follow from other words now; the records that this gives."""
+        self._families = families
+        updates: list[Update] = []
+        for entry in self._entries.values():
+            before = self._records[entry.worker_id]
+            entry.forget_families()
+            record = self._write(entry)
+            if record != before:
+                updates.append(record)
+        return updates
+
     # --- what the resolver needs and brings ---
 
     def names(self) -> list[str]:

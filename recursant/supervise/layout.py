@@ -132,6 +132,7 @@ def lay_out(config: Config, options: UpOptions, run: RunDirectory) -> Layout:
     extproc = config.extproc.model_copy(
         update={
             "listen": (f"unix:{run.socket_directory() / 'extproc.sock'}",),
+            "state_dir": config.extproc.state_dir or str(run.path / "state"),
             "metrics_port": pick(
                 options.extproc_metrics_port, config.extproc.metrics_port, config.extproc.metrics_host
             ),
