@@ -7,13 +7,15 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
+from extproc.decisions import DecisionLog
 from extproc.desk import Desk
 from extproc.gateway import Gateway
 from extproc.holding import DeskRunner
+from extproc.inspection import Inspector, Parameters, inspection_app
 from extproc.metrics import ExtProcCollector, Gauges, Recorder
 from extproc.policy_client import PolicyClient, node_id, target_of
 from extproc.session import sessions
@@ -27,6 +29,7 @@ from recursant.fleet.directory import FleetDirectory
 from recursant.fleet.slots import Slots
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord
+from recursant.problems import ApiProblem
 
 # How long running streams may go on after we are told to stop. Ending one after its answers costs the client
 # nothing: Envoy lets the response run on without us. So this only waits for requests that are still undecided.
@@ -72,6 +75,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
 
     runner = DeskRunner(lambda now: desk.run(now), time.monotonic)
     desk = Desk(gateway, HoldQueue(config.limits.held_requests), runner.wake)
+    decisions = DecisionLog(config.decisions, config.routing, table, clock=time.monotonic, rng=random.Random())
 
     def known(record: WorkerRecord) -> None:
         table.upsert(record)
@@ -89,7 +93,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
 
     client = _policy_client(config, policies_changed)
     server: Transport = _TRANSPORTS[transport](
-        sessions(gateway, desk), max_message_bytes=config.limits.body_bytes + MESSAGE_MARGIN_BYTES
+        sessions(gateway, desk, decisions), max_message_bytes=config.limits.body_bytes + MESSAGE_MARGIN_BYTES
     )
 
     def gauges() -> Gauges:
@@ -103,7 +107,8 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
             isolation=directory.ward.figures(),
         )
 
-    async with _following(directory, client) as following, _metrics(config, recorder, gauges):
+    inspector = Inspector(gateway, desk, decisions)
+    async with _following(directory, client) as following, _metrics(config, recorder, gauges, inspector):
         try:
             await _fleet_known(directory)
             for bound in await server.listen(config.extproc.listen):
@@ -164,8 +169,10 @@ async def _until(stop: asyncio.Event, following: asyncio.Task[None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _metrics(config: Config, recorder: Recorder, gauges: Callable[[], Gauges]) -> AsyncIterator[None]:
-    """Serve the metrics from a thread of their own."""
+async def _metrics(
+    config: Config, recorder: Recorder, gauges: Callable[[], Gauges], inspector: Inspector
+) -> AsyncIterator[None]:
+    """Serve the metrics, and what operators may ask, from a thread of their own."""
     loop = asyncio.get_running_loop()
 
     async def read() -> Gauges:
@@ -174,11 +181,20 @@ async def _metrics(config: Config, recorder: Recorder, gauges: Callable[[], Gaug
     def read_on_loop() -> Gauges:
         return asyncio.run_coroutine_threadsafe(read(), loop).result(_SCRAPE_SECONDS)
 
+    async def inspect(path: str, parameters: Parameters) -> dict[str, Any] | ApiProblem | None:
+        return inspector.answer(path, parameters)
+
+    def inspect_on_loop(path: str, parameters: Parameters) -> dict[str, Any] | ApiProblem | None:
+        return asyncio.run_coroutine_threadsafe(inspect(path, parameters), loop).result(_SCRAPE_SECONDS)
+
     registry = CollectorRegistry()
     registry.register(ExtProcCollector(recorder, read_on_loop))
     ProcessCollector(registry=registry)
     extproc = config.extproc
     server, thread = start_http_server(extproc.metrics_port, extproc.metrics_host, registry)
+    metrics = server.get_app()
+    assert metrics is not None  # noqa: S101 - for the type checker; it was set as the server was made
+    server.set_app(inspection_app(metrics, inspect_on_loop))
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from extproc import messages
 from extproc.body import BodyFacts, read_json_body
+from extproc.decisions import DecisionLog, Note
 from extproc.desk import Desk, Ticket
 from extproc.gateway import Arrival, Decision, Demand, Gateway
 from extproc.stream import SessionFactory, StreamError
@@ -49,9 +50,12 @@ class RequestSession:
         gateway: reads the request and knows the fleet.
         desk: places, holds or refuses it.
         send: carries an answer that comes later.
+        log: keeps the decisions that are worth it.
     """
 
-    def __init__(self, gateway: Gateway, desk: Desk, send: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, gateway: Gateway, desk: Desk, send: Callable[[bytes], None], log: DecisionLog | None = None
+    ) -> None:
         self._gateway = gateway
         self._desk = desk
         self._deliver = send
@@ -67,6 +71,10 @@ class RequestSession:
         self._row: int | None = None
         self._worker = ""
         self._outcome = "cancelled"
+        self._log = log
+        # In the log, if this decision is.
+        self._note: Note | None = None
+        self._request_id = b""
 
     def receive(self, message: bytes) -> bytes | None:
         """Take one serialised `ProcessingRequest`; give the serialised answer. See `extproc.stream.Session`."""
@@ -101,10 +109,14 @@ class RequestSession:
         self._release()
         if self._arrival is not None:
             self._gateway.recorder.request_finished(self._arrival.agent.agent, self._worker, self._outcome)
+        if self._note is not None and self._log is not None:
+            self._log.ended(self._note, self._worker, self._outcome)
 
     def resume(self, outcome: Decision | ApiProblem) -> None:
         """The desk has an answer for the request that it held."""
         self._ticket = None
+        if self._log is not None and self._arrival is not None and self._demand is not None:
+            self._note = self._log.resumed(self._note, self._request_id, self._arrival, self._demand, outcome)
         self._deliver(self._answer(outcome))
 
     # --- the request ---
@@ -116,6 +128,7 @@ class RequestSession:
         headers = messages.headers_of(request.request_headers)
         if headers.get(":path", b"").split(b"?", 1)[0] == _READYZ:
             return self._readiness()
+        self._request_id = headers.get(names.REQUEST_ID, b"")
         arrival = self._gateway.arrival(headers, has_body=not request.request_headers.end_of_stream)
         if isinstance(arrival, ApiProblem):
             return self._refuse(arrival)
@@ -142,7 +155,10 @@ class RequestSession:
             return self._refuse(demand)
         self._demand = demand
         outcome = self._desk.admit(self, demand, began)
-        self._gateway.recorder.decided(self._gateway.clock() - began)
+        took = self._gateway.clock() - began
+        self._gateway.recorder.decided(took)
+        if self._log is not None:
+            self._note = self._log.decided(self._request_id, arrival, demand, outcome, took)
         if isinstance(outcome, Ticket):
             self._ticket = outcome
             self._state = _State.HELD
@@ -175,6 +191,8 @@ class RequestSession:
     def _refuse(self, problem: ApiProblem) -> bytes:
         self._state = _State.REFUSED
         self._outcome = "refused"
+        if self._log is not None and self._note is None:
+            self._note = self._log.refused(self._request_id, self._arrival, problem)
         agent = names.NO_AGENT if self._arrival is None else self._arrival.agent.agent
         return messages.immediate(problem, ((names.SERVED_AGENT, agent),))
 
@@ -198,6 +216,8 @@ class RequestSession:
         headers = messages.headers_of(request.response_headers)
         status = headers.get(":status", b"")
         self._outcome = _outcome(status)
+        if self._note is not None:
+            self._note.answered(_number(status))
         agent = arrival.agent
         added = [(names.SERVED_AGENT, agent.agent)]
         if self._worker:
@@ -264,10 +284,10 @@ def _outcome(status: bytes) -> str:
             return "server_error"
 
 
-def sessions(gateway: Gateway, desk: Desk) -> SessionFactory:
+def sessions(gateway: Gateway, desk: Desk, log: DecisionLog | None = None) -> SessionFactory:
     """What a transport makes the sessions of its streams with."""
 
     def of_stream(send: Callable[[bytes], None]) -> RequestSession:
-        return RequestSession(gateway, desk, send)
+        return RequestSession(gateway, desk, send, log)
 
     return of_stream

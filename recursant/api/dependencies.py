@@ -2,13 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
+from recursant.api.errors import ProblemError
 from recursant.api.exposition import Part
 from recursant.api.reports import ReportSink
 from recursant.fleet.worker import WorkerRecord
+from recursant.problems import unavailable
 
 
 class Fleet(Protocol):
@@ -40,6 +42,15 @@ class IsolationControl(Protocol):
         """End its isolation or trial, everywhere; `StoreError` where the others cannot be told."""
 
 
+# Asks extproc for the document at a path, with these parameters; raises `ProblemError` where it has none.
+Inspect = Callable[[str, Sequence[tuple[str, str]]], Awaitable[dict[str, Any]]]
+
+
+async def nobody_to_ask(path: str, parameters: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Where there is no extproc."""
+    raise ProblemError(unavailable("extproc does not run here", code="extproc_away"))
+
+
 @dataclass(frozen=True, slots=True)
 class Dependencies:
     """The API's surroundings.
@@ -51,6 +62,7 @@ class Dependencies:
         read_peers: the other services' metrics; whoever does not answer has no text.
         clock: the monotonic clock that `fleet` uses, in seconds.
         isolation: takes workers out by hand.
+        inspect: asks extproc about its decisions.
     """
 
     fleet: Fleet
@@ -59,3 +71,4 @@ class Dependencies:
     read_peers: Callable[[], Awaitable[Sequence[Part]]]
     clock: Callable[[], float]
     isolation: IsolationControl
+    inspect: Inspect = nobody_to_ask

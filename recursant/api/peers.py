@@ -32,8 +32,8 @@ class Peers:
     def __init__(self, config: Config, client: httpx.AsyncClient) -> None:
         self._client = client
         self._urls = {
-            "extproc": _url(config.extproc.metrics_host, config.extproc.metrics_port),
-            "xds": _url(config.xds.metrics_host, config.xds.metrics_port),
+            "extproc": f"{base_url(config.extproc.metrics_host, config.extproc.metrics_port)}/metrics",
+            "xds": f"{base_url(config.xds.metrics_host, config.xds.metrics_port)}/metrics",
         }
 
     async def read(self) -> Sequence[Part]:
@@ -56,5 +56,6 @@ class Peers:
             return None
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://{join_address(_WILDCARDS.get(host, host), port)}/metrics"
+def base_url(host: str, port: int) -> str:
+    """Where to reach a service that listens there."""
+    return f"http://{join_address(_WILDCARDS.get(host, host), port)}"

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from recursant.api.app import create_app
 from recursant.api.dependencies import Dependencies
+from recursant.api.inspection import ExtProcInspection
 from recursant.api.metrics import ApiCollector
 from recursant.api.own_host import OwnHost
 from recursant.api.peers import Peers
@@ -83,6 +84,7 @@ def _dependencies(
         read_peers=Peers(config, client).read,
         clock=time.monotonic,
         isolation=directory.ward,
+        inspect=ExtProcInspection(config, client).ask,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from recursant.cli import config, doctor, serve, sim, up, version, workers
+from recursant.cli import config, decisions, doctor, explain, serve, sim, up, version, workers
 from recursant.cli.errors import FAILURE, CommandError
 
 # Whether expected errors show where they came from.
@@ -39,6 +39,8 @@ up.register(app)
 app.add_typer(serve.app, name="serve")
 sim.register(app)
 app.add_typer(workers.app, name="workers")
+explain.register(app)
+decisions.register(app)
 app.add_typer(config.app, name="config")
 doctor.register(app)
 version.register(app)

@@ -276,6 +276,15 @@ class Probes(Section):
     compare: bool = True
 
 
+class Decisions(Section):
+    """The log of decisions (SPEC C5), kept in memory by each extproc process."""
+
+    # Share of the requests that are kept though nothing was special about them.
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.01
+    # Of each kind: of the sample, and of those that are always kept.
+    keep: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+
+
 DEFAULT_PATHS = (
     PathEntry(path="/api/chat", agent_id="chat-web"),
     PathEntry(path="/api/summary", agent_id="batch-summary"),
@@ -300,6 +309,7 @@ class Config(Section):
     liveness: Liveness = Liveness()
     isolation: Isolation = Isolation()
     probes: Probes = Probes()
+    decisions: Decisions = Decisions()
 
     @property
     def path_entries(self) -> tuple[PathEntry, ...]:

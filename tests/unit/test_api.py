@@ -496,6 +496,8 @@ async def test_the_api_describes_itself(rig: Rig) -> None:
         "/v1/workers",
         "/v1/workers/{worker_id}",
         "/v1/workers/{worker_id}/isolation",
+        "/v1/explain",
+        "/v1/decisions",
         "/metrics",
     }
     body = document["paths"]["/v1/worker/register"]["post"]["requestBody"]

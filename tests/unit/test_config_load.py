@@ -168,8 +168,8 @@ gateway: {port: 70000}
                 "redsi",
                 None,
                 "unknown key, did you mean redis?",
-                "agents, api, extproc, families, gateway, isolation, limits, liveness, paths, probes, "
-                "redis, routing, workers, xds",
+                "agents, api, decisions, extproc, families, gateway, isolation, limits, liveness, paths, "
+                "probes, redis, routing, workers, xds",
             ),
             (
                 3,
