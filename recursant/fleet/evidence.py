@@ -99,7 +99,7 @@ class _Counted:
         return max(self.answers, self.reports) - before
 
     def reported(self, counter: int) -> int:
-        if self.base is None or counter < self.base:
+        if self.base is None:
             self.base = counter
         before = max(self.answers, self.reports)
         self.reports = counter - self.base

@@ -64,6 +64,7 @@ def judge(*evidence: Evidence, step_s: float = 1.0, **rules: Any) -> list[Reason
         ([PASSED_OVER] * (PASSED_OVER_STREAK - 1), []),
         ([PASSED_OVER] * PASSED_OVER_STREAK, [Reason.UNREACHABLE]),
         ([PASSED_OVER] * (PASSED_OVER_STREAK - 1) + [OK, PASSED_OVER], []),
+        ([PASSED_OVER] * (PASSED_OVER_STREAK - 1) + [STREAM, PASSED_OVER], []),
         ([PROBE] * PROBE_STREAK, [Reason.PROBE]),
         ([PROBE, PROBE_OK, PROBE], []),
         # Requests that succeed do not make a wrong answer right.
@@ -87,10 +88,10 @@ def test_how_many_cuda_errors_is_configured() -> None:
 
 def test_a_worker_that_answers_others_is_busy_and_not_dead() -> None:
     weighing = Judge(Rules())
+    weighing.witness("w", "a", OK, 5.0)
+    # All of these were sent before that answer, and given up after it.
     for number in range(SILENT_STREAK * 2):
-        sent, gave_up = float(number), number + 15.0
-        weighing.witness("w", "a", OK, sent + 1.0)
-        assert weighing.witness("w", "a", SILENT, gave_up, since=sent) is None
+        assert weighing.witness("w", "a", SILENT, 15.0 + number, since=number / 2) is None
 
 
 def test_a_restarted_worker_is_judged_afresh() -> None:
@@ -151,8 +152,11 @@ def test_an_error_that_two_witnesses_saw_counts_once() -> None:
         assert weighing.witness("w", "a", CUDA, number) is None
         assert weighing.reported(report(cuda=number), number + 0.2) is None
     assert weighing.reported(report(cuda=3), 3.0) is not None
-    # The answer of the third comes after the report.
-    assert weighing.witness("w", "a", CUDA, 3.1) is None
+    # The answer may come after the report, and an old report after a newer one.
+    assert weighing.reported(report(cuda=3, oom=1), 4.0) is not None
+    assert weighing.witness("w", "a", OOM, 4.1) is None
+    assert weighing.reported(report(cuda=3), 4.2) is None
+    assert weighing.reported(report(cuda=3, oom=1), 4.3) is None
 
 
 # --- the book ---
@@ -334,6 +338,16 @@ def test_the_store_is_told_what_it_lacks_and_believed_where_it_knows_better() ->
     assert mine.reconcile([own, released], 4.0) == []
     assert set(phases(mine, 4.0)) == {"w0"}
     assert [each.released for each in mine.reconcile([own, foreign], 5.0)] == [True]
+
+
+def test_a_release_holds_against_a_clock_that_is_ahead() -> None:
+    kept = book()
+    foreign = isolation(since_ms=1_000_000)
+    kept.reconcile([foreign], 1.0)
+    kept.release("w0", 2.0, 5, by="api")
+    (release,) = kept.reconcile([foreign], 3.0)
+    assert merge(foreign, release) == release
+    assert phases(kept, 3.0) == {}
 
 
 # --- properties ---

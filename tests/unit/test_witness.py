@@ -148,15 +148,19 @@ def test_who_finds_only_isolated_workers_is_told_when_to_come_back(left_s: float
     assert headers["retry-after"] == str(retry_after).encode()
 
 
-def test_a_worker_on_trial_gets_one_request_at_a_time() -> None:
+@pytest.mark.parametrize("agent", ["chat-web", ""])
+def test_a_worker_on_trial_gets_one_request_at_a_time(agent: str) -> None:
     isolation = Isolation("w1", "first", Reason.OOM, "", 1, 0.0, 1e9)
-    bench = Bench(replace(record("w1"), standing=Standing(isolation, Phase.TRIAL)), record("w2"))
-    # Without an agent it goes by turns; the trial's bound holds there, too.
-    for agent in ("chat-web", "", "chat-web", ""):
+    bench = Bench(replace(record("w1"), standing=Standing(isolation, Phase.TRIAL)))
+    for _ in range(3):
         bench.session = bench.new_session()
-        bench.request(x_agent_id=agent)
+        answer = bench.request(x_agent_id=agent)
         if not agent:
-            bench.body(b'{"prompt": "x"}')
-    counts = bench.table.in_flight()
-    assert counts["w1"] == 1
-    assert counts["w2"] == 3
+            # Whoever names no agent goes by turns.
+            answer = bench.body(b'{"prompt": "x"}')
+        assert bench.in_flight() == 1
+    # The others wait.
+    assert answer.HasField("override_message_timeout")
+    bench.table.upsert(record("w1"))
+    bench.desk.run(0.0)
+    assert bench.in_flight() == 3
