@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help install up test test-unit test-e2e lint format protos bench clean
+.PHONY: help install up test test-unit test-e2e lint format protos bench bench-peers soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -44,8 +44,14 @@ format: $(STAMP) ## Format the code
 protos: $(STAMP) ## Generate the protobuf modules from proto/
 	$(BIN)/python scripts/generate-protos
 
-bench: $(STAMP) ## Measure the decision
+bench: $(STAMP) ## Measure decision, transport and gateway (ARGS=--quick for a short run)
 	$(BIN)/python -m bench $(ARGS)
+
+bench-peers: $(STAMP) ## Measure the gateway beside others, each installed into bench/out/peers
+	$(BIN)/python -m bench.peers $(ARGS)
+
+soak: $(STAMP) ## 30 minutes of mixed load, churn and hang-ups (ARGS='--minutes 5')
+	$(BIN)/python -m bench.soak $(ARGS)
 
 clean: ## Remove what install, tests and runs left
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out run build dist

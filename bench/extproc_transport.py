@@ -347,7 +347,12 @@ def main() -> None:
     if options.serve:
         uvloop.run(serve(*options.serve))
         return
-    rows = uvloop.run(measure(options.requests))
+    run(requests=options.requests)
+
+
+def run(*, requests: int) -> None:
+    """Measure, print, write bench/out/extproc_transport.json."""
+    rows = uvloop.run(measure(requests))
     show(rows)
     OUT.mkdir(exist_ok=True)
     (OUT / "extproc_transport.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

@@ -171,6 +171,17 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Rig"]:
+        """Start everything, and end it; where that fails, show what the processes said."""
+        try:
+            async with self._started():
+                yield self
+        except RuntimeError:
+            for log in sorted((self.folder / "logs").iterdir()):
+                print(f"--- {log.name}\n{log.read_text(errors='replace')[-2_000:]}")
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _started(self) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             folder = self.folder
             enter = stack.enter_async_context
@@ -201,7 +212,7 @@ class Rig:
                 self.servers["noop-grpcio-aio", USUAL_WORKERS] = noop
                 gates += [Gate(f"noop-grpcio-aio-{agent}", USUAL_WORKERS, str(path)) for agent, path in paths.items()]
             await self._start_envoy(stack, gates)
-            yield self
+            yield
 
     @contextlib.asynccontextmanager
     async def _extproc(self, transport: str, size: int, redis_url: str, path: Path) -> AsyncIterator[Child]:
@@ -288,14 +299,9 @@ async def measure(rounds: int, share: float) -> tuple[list[Row], list[Beats]]:
     """Run everything; `share` scales the requests of each sample."""
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(Path(folder), WORKERS, ("lean", "grpcio"), yardsticks=True)
-        try:
-            async with rig.running():
-                beats = await idle(rig)
-                return await _rounds(rig, beats, rounds, share), beats
-        except Exception:
-            for log in sorted((Path(folder) / "logs").iterdir()):
-                print(f"--- {log.name}\n{log.read_text(errors='replace')[-2_000:]}")
-            raise
+        async with rig.running():
+            beats = await idle(rig)
+            return await _rounds(rig, beats, rounds, share), beats
 
 
 async def idle(rig: Rig) -> list[Beats]:

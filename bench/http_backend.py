@@ -19,12 +19,14 @@ _ANSWER: Final = json.dumps(
         "id": "chatcmpl-bench",
         "object": "chat.completion",
         "created": 1_700_000_000,
-        "model": "bench",
+        "model": "bench/Bench-7B",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9},
     }
 ).encode()
-_MODELS: Final = b'{"object":"list","data":[{"id":"bench","object":"model","created":1700000000,"owned_by":"bench"}]}'
+_MODELS: Final = (
+    b'{"object":"list","data":[{"id":"bench/Bench-7B","object":"model","created":1700000000,"owned_by":"bench"}]}'
+)
 
 
 def _whole(body: bytes) -> bytes:
