@@ -18,8 +18,8 @@ from recursant import names
 from recursant.config.model import Decisions, Routing
 from recursant.fleet.table import FleetTable
 from recursant.problems import ApiProblem
-from recursant.routing.explain import Considered, Counted, explain
-from recursant.routing.picker import Pick
+from recursant.routing.explain import Considered, Counted, summarise
+from recursant.routing.picker import Pick, Refusal
 
 # The bound on a decision (SPEC C6); slower ones are always kept.
 SLOW_S: Final = 0.003
@@ -76,7 +76,7 @@ class DecisionLog:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._sample = settings.sample
-        self._routing = routing
+        self._weights = routing.weights
         self._table = table
         self._clock = clock
         self._wall_clock = wall_clock
@@ -206,30 +206,24 @@ class DecisionLog:
             self._explain(note, demand, outcome)
 
     def _explain(self, note: Note, demand: Demand, outcome: Outcome | Ticket) -> None:
-        decided, counted = None, None
+        counted = None
+        decided: Pick | Refusal = Refusal.NO_WORKER
         if isinstance(outcome, Decision):
             decided = Pick(outcome.rows, outcome.model, over_sla=outcome.fallback == "sla")
             counted = Counted(outcome.rows[0], demand.need.kv_tokens)
-        found = explain(
+        found = summarise(
             self._table,
             demand.need,
-            weights=self._routing.weights,
-            candidates=self._routing.candidates,
-            rng=self._rng,
-            everybody=False,
+            weights=self._weights,
             decided=decided,
             counted=counted,
+            names=MAX_NAMES,
         )
-        removed: dict[str, list[str]] = {}
-        for each in found.considered:
-            if each.removed_by is not None:
-                removed.setdefault(each.removed_by, []).append(each.worker_id)
-        note.facts["considered"] = len(found.considered)
+        note.facts["considered"] = found.considered
         note.facts["removed"] = {
-            name: {"count": len(workers), "workers": workers[:MAX_NAMES]} for name, workers in removed.items()
+            name: {"count": count, "workers": list(workers)} for name, (count, workers) in found.removed.items()
         }
-        ranked = [each for each in found.considered if each.rank is not None]
-        note.facts["scores"] = [_score(each) for each in ranked[:MAX_NAMES]]
+        note.facts["scores"] = [_score(each) for each in found.best]
 
     def _may_explain(self) -> bool:
         second = int(self._clock())

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recursant.config.model import ScoreWeights
 from recursant.fleet.table import CandidateSet, Fact, Facts, FleetTable
@@ -153,9 +154,7 @@ def explain(
     weights: ScoreWeights,
     candidates: int,
     rng: random.Random,
-    everybody: bool = True,
     decided: Pick | Refusal | None = None,
-    counted: Counted | None = None,
 ) -> Explanation:
     """Explain the pick for `need`.
 
@@ -165,21 +164,64 @@ def explain(
         weights: of the score.
         candidates: length of the pick.
         rng: for equal scores.
-        everybody: name the workers that were no candidates, too.
         decided: the pick was made already, on this very table; by default it is made here.
-        counted: that pick's count, which the decision itself did not see yet.
     """
     outcome = pick(table, need, weights=weights, candidates=candidates, rng=rng) if decided is None else decided
-    found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
-    considered = _considered(table, found, need, weights, outcome, counted) if found.rows.size else ()
-    others: tuple[NotConsidered, ...] = ()
-    if everybody:
-        inside = {each.worker_id for each in considered}
-        outside = sorted(
-            (each for each in table.records() if each.worker_id not in inside), key=lambda each: each.worker_id
-        )
-        others = tuple(NotConsidered(each.worker_id, _reason(each, need)) for each in outside)
+    considered = _rows(_evaluate(table, need, weights, outcome, None), outcome) if _any(table, need) else ()
+    inside = {each.worker_id for each in considered}
+    outside = sorted(
+        (each for each in table.records() if each.worker_id not in inside), key=lambda each: each.worker_id
+    )
+    others = tuple(NotConsidered(each.worker_id, _reason(each, need)) for each in outside)
     return Explanation(outcome, considered, others)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One decision in short, at a cost that hardly grows with the fleet.
+
+    Attributes:
+        considered: how many candidates there were.
+        removed: by the filter that removed them: how many, and the first few ids.
+        best: the first few by rank.
+    """
+
+    considered: int
+    removed: Mapping[str, tuple[int, tuple[str, ...]]]
+    best: tuple[Considered, ...]
+
+
+def summarise(
+    table: FleetTable,
+    need: Need,
+    *,
+    weights: ScoreWeights,
+    decided: Pick | Refusal,
+    counted: Counted | None = None,
+    names: int,
+) -> Summary:
+    """Explain a pick that was made, in short.
+
+    Args:
+        table: the fleet, as it was decided over.
+        need: what the request needs.
+        weights: of the score.
+        decided: the pick.
+        counted: that pick's count, which the decision itself did not see yet.
+        names: the most workers that are named of a group.
+    """
+    if not _any(table, need):
+        return Summary(0, {}, ())
+    found = _evaluate(table, need, weights, decided, counted)
+    removed: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for place, name in enumerate(found.masks):
+        rows = found.found.rows[found.removed == place].tolist()
+        if rows:
+            removed[name] = len(rows), tuple(table.worker_id(row) for row in rows[:names])
+    best = found.order(decided)[:names]
+    return Summary(
+        len(found.found.models), removed, tuple(found.row(at, rank) for rank, at in enumerate(best, start=1))
+    )
 
 
 # --- the numbers that each filter compares ---
@@ -228,14 +270,60 @@ _COMPARED: Final[Mapping[str, tuple[Bound, _Figures]]] = {
 # --- inside ---
 
 
-def _considered(
-    table: FleetTable,
-    found: CandidateSet,
-    need: Need,
-    weights: ScoreWeights,
-    outcome: Pick | Refusal,
-    counted: Counted | None,
-) -> tuple[Considered, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Evaluation:
+    """All candidates in columns. `removed` is the place of the first filter that removed each, -1 for none."""
+
+    table: FleetTable
+    found: CandidateSet
+    load: Facts
+    masks: Mapping[str, Mask]
+    figures: Mapping[str, tuple[Facts, Facts]]
+    removed: NDArray[np.intp]
+    speed: Facts
+    queue: Facts
+    total: Facts
+    wait: Facts
+
+    def row(self, at: int, rank: int | None) -> Considered:
+        """One of them by itself."""
+        place = int(self.removed[at])
+        return Considered(
+            worker_id=self.table.worker_id(int(self.found.rows[at])),
+            model=self.found.models[at],
+            load=float(self.load[at]),
+            checks=tuple(
+                Check(
+                    name,
+                    bool(mask[at]),
+                    _known(self.figures[name][0][at]),
+                    _COMPARED[name][0],
+                    _known(self.figures[name][1][at]),
+                )
+                for name, mask in self.masks.items()
+            ),
+            removed_by=None if place < 0 else tuple(self.masks)[place],
+            terms=Terms(float(self.speed[at]), float(self.queue[at]), float(self.total[at])),
+            expected_wait_ms=_known(self.wait[at]),
+            rank=rank,
+        )
+
+    def order(self, outcome: Pick | Refusal) -> list[int]:
+        """Positions by rank: the pick's own order, then whoever else could have taken it, by score."""
+        if isinstance(outcome, Refusal):
+            return []
+        position = {int(row): at for at, row in enumerate(self.found.rows.tolist())}
+        chosen = [position[row] for row in outcome.rows if row in position]
+        stayed = np.flatnonzero(self.removed < 0)
+        by_score = stayed[np.argsort(-self.total[stayed], kind="stable")].tolist()
+        models = self.found.models
+        return chosen + [at for at in by_score if at not in chosen and models[at] == outcome.model]
+
+
+def _evaluate(
+    table: FleetTable, need: Need, weights: ScoreWeights, outcome: Pick | Refusal, counted: Counted | None
+) -> _Evaluation:
+    found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
     facts = table.facts(found.rows)
     if counted is not None:
         there = found.rows == counted.row
@@ -253,52 +341,34 @@ def _considered(
         masks[each.name] = np.ones(load.shape, dtype=np.bool_) if mask is None else mask
         have, limit = (np.full(load.shape, math.nan), math.nan) if compared is None else compared
         figures[each.name] = have, np.broadcast_to(limit, load.shape)
-    speed, queue, total = speed_term(facts, load), queue_term(facts, load), score(facts, load, weights)
-    wait = expected_wait_ms(facts, load, need.expected_tokens)
     soft_counts = isinstance(outcome, Pick) and not outcome.over_sla
+    removed = np.full(load.shape, -1, dtype=np.intp)
+    for place, (name, mask) in enumerate(masks.items()):
+        if name != SOFT_FILTER.name or soft_counts:
+            removed[(removed < 0) & ~mask] = place
+    return _Evaluation(
+        table=table,
+        found=found,
+        load=load,
+        masks=masks,
+        figures=figures,
+        removed=removed,
+        speed=speed_term(facts, load),
+        queue=queue_term(facts, load),
+        total=score(facts, load, weights),
+        wait=expected_wait_ms(facts, load, need.expected_tokens),
+    )
 
-    def removed_by(at: int) -> str | None:
-        for name, mask in masks.items():
-            if not mask[at] and (name != SOFT_FILTER.name or soft_counts):
-                return name
-        return None
 
-    removed = [removed_by(at) for at in range(found.rows.size)]
-    ranks = _ranks(found, removed, total, outcome)
-    rows = [
-        Considered(
-            worker_id=table.worker_id(int(row)),
-            model=found.models[at],
-            load=float(load[at]),
-            checks=tuple(
-                Check(
-                    name, bool(mask[at]), _known(figures[name][0][at]), _COMPARED[name][0], _known(figures[name][1][at])
-                )
-                for name, mask in masks.items()
-            ),
-            removed_by=removed[at],
-            terms=Terms(float(speed[at]), float(queue[at]), float(total[at])),
-            expected_wait_ms=_known(wait[at]),
-            rank=ranks.get(at),
-        )
-        for at, row in enumerate(found.rows)
-    ]
+def _any(table: FleetTable, need: Need) -> bool:
+    return table.candidates(family=need.family, model=need.model, exclusive=need.exclusive).rows.size > 0
+
+
+def _rows(found: _Evaluation, outcome: Pick | Refusal) -> tuple[Considered, ...]:
+    ranks = {at: rank for rank, at in enumerate(found.order(outcome), start=1)}
+    rows = [found.row(at, ranks.get(at)) for at in range(len(found.found.models))]
     rows.sort(key=lambda each: (each.rank is None, each.rank, each.removed_by is not None, each.worker_id))
     return tuple(rows)
-
-
-def _ranks(found: CandidateSet, removed: list[str | None], total: Facts, outcome: Pick | Refusal) -> dict[int, int]:
-    """Ranks by position: the pick's own order, then whoever else could have taken it, by score."""
-    if isinstance(outcome, Refusal):
-        return {}
-    position = {int(row): at for at, row in enumerate(found.rows)}
-    order = [position[row] for row in outcome.rows if row in position]
-    chosen = set(order)
-    rest = [
-        at for at, why in enumerate(removed) if why is None and at not in chosen and found.models[at] == outcome.model
-    ]
-    rest.sort(key=lambda at: -total[at])
-    return {at: rank for rank, at in enumerate(order + rest, start=1)}
 
 
 def _reason(record: WorkerRecord, need: Need) -> WorkerStatus | Unusable:

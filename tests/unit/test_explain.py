@@ -1,6 +1,7 @@
 """The explanation is the pick's: same winners, same refusal, and numbers that agree with what the filters did."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from recursant.agents.priority import PriorityClass
 from recursant.config.model import ScoreWeights
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
-from recursant.routing.explain import Bound, Check, Considered, Counted, Explanation, Unusable, explain
+from recursant.routing.explain import Bound, Check, Considered, Counted, Explanation, Unusable, explain, summarise
 from recursant.routing.filters import HARD_FILTERS
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, Refusal, pick
@@ -20,8 +21,8 @@ from recursant.routing.picker import Pick, Refusal, pick
 WEIGHTS = ScoreWeights()
 
 
-def explained(table: FleetTable, need: Need, *, candidates: int = 3, counted: Counted | None = None) -> Explanation:
-    return explain(table, need, weights=WEIGHTS, candidates=candidates, rng=random.Random(1), counted=counted)
+def explained(table: FleetTable, need: Need, *, candidates: int = 3) -> Explanation:
+    return explain(table, need, weights=WEIGHTS, candidates=candidates, rng=random.Random(1))
 
 
 def row_of(found: Explanation, worker_id: str) -> Considered:
@@ -104,8 +105,9 @@ def test_a_pick_that_is_counted_already_is_seen_as_the_pick_saw_it() -> None:
     assert isinstance(before.outcome, Pick)
     table.acquire(before.outcome.rows[0], need.kv_tokens)
     assert row_of(explained(table, need), "w1").load == 3
-    after = explained(table, need, counted=Counted(before.outcome.rows[0], need.kv_tokens))
-    assert after == before
+    counted = Counted(before.outcome.rows[0], need.kv_tokens)
+    after = summarise(table, need, weights=WEIGHTS, decided=before.outcome, counted=counted, names=8)
+    assert after.best == before.considered
 
 
 workers = st.builds(
@@ -148,6 +150,11 @@ def test_explanation_and_pick_agree(fleet: list[WorkerRecord], need: Need, candi
     for decided in (found, None):
         told = explain(table, need, weights=WEIGHTS, candidates=candidates, rng=random.Random(seed), decided=decided)
         assert told.outcome == found
+        short = summarise(table, need, weights=WEIGHTS, decided=found, names=3)
+        assert short.considered == len(told.considered)
+        assert short.best == tuple(each for each in told.considered if each.rank is not None)[:3]
+        gone = Counter(each.removed_by for each in told.considered if each.removed_by is not None)
+        assert {name: count for name, (count, _) in short.removed.items()} == gone
         named = [each.worker_id for each in (*told.considered, *told.others)]
         assert sorted(named) == sorted({each.worker_id for each in fleet})
         if isinstance(found, Refusal):
