@@ -17,6 +17,11 @@ class StoreError(Exception):
     """Redis cannot be reached, does not answer in time, or refuses."""
 
 
+def keepalive(url: str) -> dict[str, bool]:
+    """Options of a connection pool that notices a dead network; redis-py refuses them for a Unix socket."""
+    return {} if url.startswith("unix:") else {"socket_keepalive": True}
+
+
 @contextlib.asynccontextmanager
 async def bounded(seconds: float) -> AsyncIterator[None]:
     """An exchange with Redis that takes at most this long; everything that goes wrong is a StoreError."""

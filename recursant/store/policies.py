@@ -27,6 +27,7 @@ from recursant.store.exchange import (
     StoreError,
     bounded,
     cancellations_so_far,
+    keepalive,
     raise_if_cancelled_since,
     reason_of,
 )
@@ -145,7 +146,7 @@ class PolicyStore:
             timeout=TIMEOUT_S,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
-            socket_keepalive=True,
+            **keepalive(url),
             protocol=2,
             retry=Retry(NoBackoff(), 0),
         )

@@ -25,6 +25,7 @@ from recursant.store.exchange import (
     StoreError,
     bounded,
     cancellations_so_far,
+    keepalive,
     raise_if_cancelled_since,
     reason_of,
 )
@@ -114,7 +115,7 @@ class WorkerStore:
             timeout=TIMEOUT_S,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
-            socket_keepalive=True,
+            **keepalive(url),
             protocol=2,
             # Callers decide about trying again: they know what is still worth sending.
             retry=Retry(NoBackoff(), 0),
