@@ -13,18 +13,28 @@ import uvicorn
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.types import ASGIApp
 
+from recursant.agents.directory import PolicyDirectory
+from recursant.agents.policy import AgentPolicy
 from recursant.api.app import create_app
 from recursant.api.dependencies import Dependencies
 from recursant.api.inspection import ExtProcInspection
 from recursant.api.metrics import ApiCollector
 from recursant.api.own_host import OwnHost
 from recursant.api.peers import Peers
+from recursant.api.policies import PolicyDesk
+from recursant.api.policies import router as policy_routes
 from recursant.api.reports import ReportSink
+from recursant.api.status import clients_reader
+from recursant.api.status import router as status_routes
+from recursant.api.token import TokenGate
+from recursant.api.warm_up import WarmUp
 from recursant.config.checks import is_loopback
 from recursant.config.model import Config
 from recursant.fleet.address import join_address
 from recursant.fleet.directory import FleetDirectory
+from recursant.fleet.families import FamilyResolver
 from recursant.fleet.isolation_metrics import IsolationCollector
+from recursant.store.policies import PolicyStore
 from recursant.store.workers import WorkerStore
 from recursant.worker.prober import Prober
 from recursant.worker.scrape import StaticScraper
@@ -49,13 +59,18 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
     with _bound(config.api.host, config.api.port) as listener:
         # The other services are our own: no proxy for the way out stands between.
         async with httpx.AsyncClient(trust_env=False) as client:
-            app: ASGIApp = create_app(_dependencies(config, directory, store, client))
+            policies = _policies(config, directory)
+            warm_up = WarmUp(config.warm_up, client)
+            api = create_app(_dependencies(config, directory, store, client))
+            api.include_router(policy_routes(_policy_desk(config, directory, policies, warm_up)))
+            api.include_router(status_routes(clients_reader(config, client)))
+            app: ASGIApp = TokenGate(api, config.api.token, exposed=not is_loopback(config.api.host))
             if is_loopback(config.api.host):
                 app = OwnHost(app)
             server = _Server(app, join_address(config.api.host, config.api.port))
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    background = [tasks.create_task(directory.run())]
+                    background = [tasks.create_task(directory.run()), tasks.create_task(policies.run())]
                     if store is not None and config.workers:
                         background.append(tasks.create_task(StaticScraper(config, store).run()))
                     if config.probes.enabled:
@@ -65,8 +80,24 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
                     for task in background:
                         task.cancel()
             finally:
+                await warm_up.close()
                 if store is not None:
                     await store.close()
+
+
+def _policies(config: Config, directory: FleetDirectory) -> PolicyDirectory:
+    """The policies, whose families the fleet knows."""
+    policies = PolicyDirectory(config.agents, PolicyStore(config.redis.url) if config.redis.url else None)
+    policies.subscribe(lambda: directory.set_agents(policies.policies))
+    return policies
+
+
+def _policy_desk(config: Config, directory: FleetDirectory, policies: PolicyDirectory, warm_up: WarmUp) -> PolicyDesk:
+    def families(policy: AgentPolicy) -> FamilyResolver:
+        agents = (*policies.policies, policy)
+        return FamilyResolver.from_config(config.model_copy(update={"agents": agents}))
+
+    return PolicyDesk(policies, lambda: directory.records, families, warm_up)
 
 
 def _dependencies(

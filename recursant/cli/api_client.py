@@ -1,5 +1,7 @@
 """Talking to the control API from client commands."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -9,6 +11,7 @@ from recursant.cli.options import DEFAULT_RUN_DIR
 from recursant.names import API_PORT, LOOPBACK
 from recursant.supervise.endpoints import EndpointsError, read_endpoints
 
+TOKEN_VARIABLE: Final = "RECURSANT_API_TOKEN"
 _TIMEOUT_S: Final = 10.0
 
 
@@ -37,8 +40,10 @@ def get_json(api: str, path: str) -> Any:
     return send_json("GET", api, path)
 
 
-def send_json(method: str, api: str, path: str, body: Any = None) -> Any:
+def send_json(method: str, api: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
     """Send a request, with `body` as JSON where there is one; the document that it answers.
+
+    The token of the environment, if there is one, goes with it.
 
     Raises:
         CommandError: nobody answers, or with an error.
@@ -47,7 +52,11 @@ def send_json(method: str, api: str, path: str, body: Any = None) -> Any:
 
     try:
         # A proxy of the environment is for the world outside, not for our own control plane.
-        response = httpx.request(method, f"{api}{path}", json=body, timeout=_TIMEOUT_S, trust_env=False)
+        token = os.environ.get(TOKEN_VARIABLE)
+        sent = {**(headers or {}), **({"authorization": f"Bearer {token}"} if token else {})}
+        response = httpx.request(
+            method, f"{api}{path}", json=body, headers=sent, timeout=_TIMEOUT_S, trust_env=False
+        )
         response.raise_for_status()
         return response.json()
     except httpx.InvalidURL as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from recursant.cli import config, decisions, doctor, explain, serve, sim, up, version, workers
+from recursant.cli import config, decisions, doctor, explain, policy, serve, sim, status, up, version, workers
 from recursant.cli.errors import FAILURE, CommandError
 
 # Whether expected errors show where they came from.
@@ -41,6 +41,8 @@ sim.register(app)
 app.add_typer(workers.app, name="workers")
 explain.register(app)
 decisions.register(app)
+app.add_typer(policy.app, name="policy")
+status.register(app)
 app.add_typer(config.app, name="config")
 doctor.register(app)
 version.register(app)

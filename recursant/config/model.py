@@ -221,6 +221,22 @@ class Api(Section):
 
     host: Host = names.LOOPBACK
     port: Port = names.API_PORT
+    # What clients send as "Authorization: Bearer …"; absent: nothing is asked for.
+    token: Annotated[str, Field(min_length=8, max_length=512)] | None = None
+
+    def __repr__(self) -> str:
+        return f"Api(host={self.host!r}, port={self.port}, token={'***' if self.token else None})"
+
+    __str__ = __repr__
+
+
+class WarmUpHook(Section):
+    """Called when a policy is applied that no worker can serve (SPEC A4)."""
+
+    # The program and its arguments; no shell.
+    command: Sequence[str] = ()
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2_048)] | None = None
+    timeout_ms: PositiveMilliseconds = 60_000
 
 
 class Redis(Section):
@@ -305,6 +321,7 @@ class Config(Section):
     extproc: ExtProc = ExtProc()
     xds: Xds = Xds()
     api: Api = Api()
+    warm_up: WarmUpHook = WarmUpHook()
     redis: Redis = Redis()
     liveness: Liveness = Liveness()
     isolation: Isolation = Isolation()

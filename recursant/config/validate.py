@@ -110,6 +110,8 @@ def _location(data: Any, parts: tuple[int | str, ...]) -> Location:
 def _shown_at(data: Any, location: Location) -> str:
     for part in location:
         data = data[part]
+    if location == ("api", "token"):
+        return "***"
     if location[:1] == ("redis",) and isinstance(data, str):
         # Whatever is wrong with it, what stands before an "@" is secret.
         masked = mask_credentials(data)

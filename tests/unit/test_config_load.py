@@ -169,7 +169,7 @@ gateway: {port: 70000}
                 None,
                 "unknown key, did you mean redis?",
                 "agents, api, decisions, extproc, families, gateway, isolation, limits, liveness, paths, "
-                "probes, redis, routing, workers, xds",
+                "probes, redis, routing, warm_up, workers, xds",
             ),
             (
                 3,
