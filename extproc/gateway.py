@@ -242,7 +242,7 @@ class Gateway:
         need = Need(
             family="" if model else agent.model_family or "",
             model=model,
-            exclusive=_NO_EXCLUSIVE if policy is None else self._exclusive[policy.agent_id],
+            exclusive=self._exclusive_of(policy),
             min_vram_mb=0 if policy is None else policy.min_vram_mb,
             min_bandwidth_mb_s=0 if policy is None else policy.min_bandwidth_mb_s,
             prompt_tokens=input_tokens,
