@@ -11,7 +11,7 @@ from recursant.cli.options import DEFAULT_RUN_DIR
 from recursant.names import API_PORT, LOOPBACK
 from recursant.supervise.endpoints import EndpointsError, read_endpoints
 
-TOKEN_VARIABLE: Final = "RECURSANT_API_TOKEN"
+TOKEN_VARIABLE: Final = "RECURSANT_API_TOKEN"  # noqa: S105 - its name, not its value
 _TIMEOUT_S: Final = 10.0
 
 
@@ -54,9 +54,7 @@ def send_json(method: str, api: str, path: str, body: Any = None, headers: Mappi
         # A proxy of the environment is for the world outside, not for our own control plane.
         token = os.environ.get(TOKEN_VARIABLE)
         sent = {**(headers or {}), **({"authorization": f"Bearer {token}"} if token else {})}
-        response = httpx.request(
-            method, f"{api}{path}", json=body, headers=sent, timeout=_TIMEOUT_S, trust_env=False
-        )
+        response = httpx.request(method, f"{api}{path}", json=body, headers=sent, timeout=_TIMEOUT_S, trust_env=False)
         response.raise_for_status()
         return response.json()
     except httpx.InvalidURL as error:
