@@ -124,11 +124,6 @@ class PolicyDirectory:
         """Be told, on the event loop, whenever what is in force has changed."""
         self._on_change.append(on_change)
 
-    def set_file(self, policies: Sequence[AgentPolicy]) -> None:
-        """The configuration file was edited."""
-        self._file = {policy.agent_id: policy for policy in policies}
-        self._merge()
-
     async def run(self) -> None:
         """Follow Redis until cancelled."""
         if self._store is None:

@@ -39,7 +39,7 @@ def apply(
     run_dir: RunDirOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Apply policies: they are live on every gateway within a second.
+    """Apply policies: every gateway gets them at once, and takes nothing that is invalid.
 
     A policy that no worker can serve is applied with a warning, and the warm-up hook runs.
 

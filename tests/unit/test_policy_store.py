@@ -48,10 +48,10 @@ async def test_an_applied_policy_is_over_the_files_and_reaches_others(redis_serv
         assert (put.source, put.set_by, put.set_at_ms) == ("applied", "ann", 1_700_000_000_500)
         await until(lambda: two.in_force["chat"].policy.priority == 15)
         assert two.in_force["chat"] == put
-        # An edit of the file does not take back what was applied.
-        two.set_file([CHAT.model_copy(update={"priority": 1}), VOICE])
-        assert two.in_force["chat"] == put
-        assert two.in_force["voice"].source == "file"
+    # A start with an edited file does not take back what was applied.
+    async with directory(redis_server.url, CHAT.model_copy(update={"priority": 1}), VOICE) as three:
+        assert three.in_force["chat"] == put
+        assert three.in_force["voice"].source == "file"
 
 
 async def test_a_deleted_policy_of_the_file_stays_deleted_until_it_is_applied_again(redis_server: RedisServer) -> None:
