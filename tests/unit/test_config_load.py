@@ -168,8 +168,10 @@ gateway: {port: 70000}
                 "redsi",
                 None,
                 "unknown key, did you mean redis?",
-                "agents, api, decisions, extproc, families, gateway, isolation, limits, liveness, paths, "
-                "probes, redis, routing, warm_up, workers, xds",
+                (
+                    "agents, api, decisions, extproc, families, gateway, isolation, limits, liveness, paths, "
+                    "probes, redis, routing, warm_up, workers, xds"
+                ),
             ),
             (
                 3,
