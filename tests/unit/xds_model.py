@@ -18,7 +18,13 @@ from xds_server.session_delta import DeltaSession
 from xds_server.session_sotw import SotwSession
 from xds_server.snapshot import Snapshot
 
-NAMES = {CLUSTER: ("a", "b", "c"), ENDPOINT: ("a", "b", "c"), LISTENER: ("l", "m"), ROUTE: ("r", "s"), POLICY: ("p", "q")}
+NAMES = {
+    CLUSTER: ("a", "b", "c"),
+    ENDPOINT: ("a", "b", "c"),
+    LISTENER: ("l", "m"),
+    ROUTE: ("r", "s"),
+    POLICY: ("p", "q"),
+}
 WILDCARDS = (CLUSTER, LISTENER)
 BAD = 4
 REVISIONS = (1, 2, 3, BAD)
