@@ -84,10 +84,9 @@ def xds(
 
     Example: recursant serve xds --config recursant.yaml
     """
-    from xds_server.service import serve
-
     from recursant.cli.configuration import read_config
     from recursant.cli.runner import run_service
+    from xds_server.service import serve
 
     settings = read_config(config)
     run_service(lambda stop: serve(settings, stop), level=log_level, log_format=log_format)
