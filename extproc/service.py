@@ -26,7 +26,6 @@ from recursant.admission.queue import HoldQueue
 from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
 from recursant.fleet.directory import FleetDirectory
-from recursant.fleet.slots import Slots
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord
 from recursant.problems import ApiProblem
@@ -61,7 +60,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
     if transport not in _TRANSPORTS:
         raise ValueError(f"no transport {transport!r}: expected one of {', '.join(_TRANSPORTS)}")
     directory = FleetDirectory(config, name="extproc", judges=True)
-    table = FleetTable(Slots(config.limits.workers + len(config.workers)))
+    table = FleetTable()
     recorder = Recorder()
     gateway = Gateway(
         config=config,

@@ -27,8 +27,6 @@ Rows = NDArray[np.intp]
 DEFAULT_MAX_NUM_SEQS: Final = 256.0
 # Weight of the newest token rate in a busy worker's learnt peak: about the last ten beats count.
 PEAK_RATE_SMOOTHING: Final = 0.1
-# Workers that a table holds where nothing else is said (`limits.workers`).
-DEFAULT_CAPACITY: Final = 10_000
 # Candidate sets kept between changes of the fleet; each belongs to a family or a model name of the fleet.
 _MAX_CACHED_SETS: Final = 1_024
 _UNKNOWN: Final = math.nan
@@ -39,7 +37,7 @@ class Fact(IntEnum):
 
     # Running and waiting requests, as last reported.
     REPORTED = 0
-    # Requests that this host's extproc processes have in flight there.
+    # Requests that this process has in flight there.
     IN_FLIGHT = 1
     # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
     IN_FLIGHT_AT_BEAT = 2
@@ -83,14 +81,10 @@ class CandidateSet:
 
 
 class FleetTable:
-    """All workers that the control plane knows, usable or not, with what is in flight at each.
+    """All workers that the control plane knows, usable or not, with what is in flight at each."""
 
-    Args:
-        slots: where the in-flight counts are kept; by default in this process alone.
-    """
-
-    def __init__(self, slots: Slots | None = None) -> None:
-        self._slots = Slots(DEFAULT_CAPACITY) if slots is None else slots
+    def __init__(self) -> None:
+        self._slots = Slots()
         self._facts: Facts = np.full((len(Fact), 16), _UNKNOWN)
         self._records: list[WorkerRecord | None] = [None] * 16
         self._row_of: dict[str, int] = {}
@@ -118,7 +112,7 @@ class FleetTable:
         if row is None:
             return
         self._records[row] = None
-        self._slots.release_claim(row)
+        self._slots.leave(worker_id)
         self._layout_changed()
 
     # --- what a pick reads ---
@@ -140,7 +134,7 @@ class FleetTable:
         """A copy of the facts of `rows`: shape (len(Fact), len(rows))."""
         # Not `[:, rows]`: that copies column by column, and every fact would be scattered.
         facts: Facts = self._facts.take(rows, axis=1)
-        facts[Fact.IN_FLIGHT] = self._slots.totals(rows)
+        facts[Fact.IN_FLIGHT] = self._slots.counts(rows)
         return facts
 
     def endpoint(self, row: int) -> str:
@@ -217,11 +211,11 @@ class FleetTable:
 
     def in_flight(self) -> dict[str, int]:
         """This process's in-flight requests by worker id, of the workers that are known."""
-        return {worker_id: self._slots.own(row) for worker_id, row in self._row_of.items()}
+        return {worker_id: self._slots.count(row) for worker_id, row in self._row_of.items()}
 
     def in_flight_total(self) -> int:
         """All in-flight requests of this process, those at workers that left included."""
-        return self._slots.own_total()
+        return self._slots.total()
 
     def statuses(self) -> dict[str, int]:
         """How many workers are in each status, every status named."""
@@ -247,7 +241,7 @@ class FleetTable:
     def _write_facts(self, row: int, state: WorkerState, *, afresh: bool) -> None:
         column = self._facts[:, row]
         column[Fact.REPORTED] = state.running_requests + state.waiting_requests
-        column[Fact.IN_FLIGHT_AT_BEAT] = self._slots.total(row)
+        column[Fact.IN_FLIGHT_AT_BEAT] = self._slots.count(row)
         slots = float(state.max_num_seqs) if state.max_num_seqs else _UNKNOWN
         column[Fact.SLOTS] = slots
         column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS
