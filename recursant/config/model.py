@@ -190,7 +190,7 @@ class Gateway(Section):
 class ExtProc(Section):
     """Where Envoy reaches the ext_proc service, and how long it waits."""
 
-    # "unix:/path" or "host:port"; one for each process.
+    # "unix:/path" or "host:port"; one process serves them all.
     listen: Annotated[Sequence[ListenAddress], AfterValidator(syntax.check_some)] = (
         "unix:/run/recursant/extproc.sock",
     )
