@@ -27,20 +27,23 @@ class Holds:
         """Their group has changed: they may have been refused for another's fault."""
         self._retries.extend(names)
 
-    def release(self, current: Callable[[str], str | None]) -> None:
-        """Let those go whose group has changed.
+    def release(self, current: Callable[[str], str | None]) -> list[str]:
+        """Let those go whose group has changed; returns the names by which it did.
 
         Args:
             current: the version of a name that is both the one last sent and the one to be served; else None.
         """
         waiting = []
+        changed: list[str] = []
         for group in self._groups:
             same = [name for name, version in group.items() if current(name) == version]
             if len(same) == len(group):
                 waiting.append(group)
             else:
                 self.retry(same)
+                changed.extend(group.keys() - same)
         self._groups = waiting
+        return changed
 
     def sent(self, names: Iterable[str]) -> None:
         """These are being sent again, so their next answer decides."""

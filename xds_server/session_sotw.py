@@ -25,6 +25,7 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
             self._answer(substream, request)
             # Older than our last response: the client's next request, which answers that one, has the names as well.
             if request.response_nonce != substream.nonce:
+                substream.apply(substream.subscription.narrow(request.resource_names))
                 return
         change = substream.subscription.replace(request.resource_names)
         held: dict[str, str] = {}
@@ -68,7 +69,8 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
     def _respond_whole(
         self, substream: Substream, snapshot: Snapshot, due: Due, now: float
     ) -> DiscoveryResponse | None:
-        if not (due.upserts or due.absent or substream.greeting):
+        news = due.upserts or due.absent or substream.greeting
+        if not (news or substream.refusal):
             return None
         wanted = snapshot.of_type(substream.type_url)
         resources = [resource for name, resource in wanted.items() if substream.subscription.wants(name)]
@@ -78,6 +80,9 @@ class SotwSession(Session[DiscoveryRequest, DiscoveryResponse]):
         resources.sort(key=lambda resource: resource.name)
         absent = [*due.absent, *(name for name, resource in kept.items() if resource is None)]
         version = fingerprint((resource.name, resource.version) for resource in resources)
+        # A refused world is held, but one without the bad resource is another.
+        if not (news or version != substream.refusal):
+            return None
         nonce, version = self._record(substream, resources, absent, now, version)
         return _response(substream.type_url, nonce, version, resources)
 

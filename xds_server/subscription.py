@@ -89,6 +89,18 @@ class Subscription:
             released |= {WILDCARD}
         return Change(asked, released)
 
+    def narrow(self, names: Iterable[str]) -> Change:
+        """State of the world, a request that was overtaken by our last response: take only what it no longer lists.
+
+        Another request with the whole list is on its way. But names may leave in this one and be back in that one,
+        and then the client, which has dropped their resources, needs them again.
+        """
+        if self.mode is not Mode.NAMED:
+            return Change()
+        released = self.names.difference(names)
+        self.names -= released
+        return Change(released=released)
+
     def update(self, subscribe: Iterable[str], unsubscribe: Iterable[str]) -> Change:
         """Delta: a request brings what comes and what goes.
 

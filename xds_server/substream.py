@@ -12,7 +12,7 @@ from xds_server.resource import Resource
 from xds_server.snapshot import Snapshot, fingerprint
 from xds_server.status import SyncState, TypeStatus
 from xds_server.subscription import WILDCARD, Change, Mode, Subscription
-from xds_server.told import ABSENT, Due, Phase, Told, Verdict
+from xds_server.told import ABSENT, UNKNOWN, Due, Phase, Told, Verdict
 from xds_server.traits import traits_of
 from xds_server.unanswered import Push, Unanswered
 
@@ -32,6 +32,7 @@ class Substream:
         told: by name. Bounded by what the client subscribed to and by what exists.
         greeting: it asked for everything and waits for a first answer, even an empty one.
         nonce: of the last response; empty before it.
+        refusal: the version of the last response if that was refused; else empty.
     """
 
     def __init__(self, type_url: str, *, max_names: int, whole: bool) -> None:
@@ -43,6 +44,7 @@ class Substream:
         self.unanswered = Unanswered()
         self.greeting = False
         self.nonce = ""
+        self.refusal = ""
         self.last_seen = 0.0
         self._asked: set[str] = set()
         self._holds = Holds()
@@ -104,7 +106,12 @@ class Substream:
         quiet = (phase, snapshot.version(self.type_url))
         if quiet in self._quiet:
             return _NOTHING_DUE
-        self._holds.release(lambda name: self._agreed(snapshot, name))
+        for name in self._holds.release(lambda name: self._agreed(snapshot, name)):
+            told = self.told.get(name)
+            if told is not None and told.verdict is Verdict.REJECTED:
+                # Should this content return, it will be news.
+                told.version = UNKNOWN
+                self._quiet.clear()
         upserts: list[Resource] = []
         absent: list[str] = []
         leaving: list[str] = []
@@ -173,7 +180,7 @@ class Substream:
         self.mark_absent(absent)
         if version is None:
             version = fingerprint((name, told.version) for name, told in self.told.items() if told.version != ABSENT)
-        self.nonce, self._sent = nonce, version
+        self.nonce, self._sent, self.refusal = nonce, version, ""
         self.unanswered.add(nonce, Push(version, sent, absent, now))
         return version
 
@@ -201,6 +208,8 @@ class Substream:
         push = self.unanswered.pop(nonce)
         self._quiet.clear()
         self._reason = reason[:_MAX_REASON]
+        if nonce == self.nonce:
+            self.refusal = push.version
         group = {}
         for name, version in push.told.items():
             told = self.told.get(name)

@@ -9,6 +9,8 @@ from xds_server.resource import Resource
 
 # The version of what does not exist.
 ABSENT: Final = ""
+# The version that a client holds after it refused one that is not to be served any more.
+UNKNOWN: Final = "?"
 
 
 class Verdict(Enum):

@@ -251,3 +251,33 @@ def test_endpoints_that_are_to_go_are_still_answered_as_they_are():
     client.serve(*NEW)
     response = client.ask(ENDPOINT, "old")[0]
     assert [entry.resource.value for entry in response.resources] == [assignment("old", 1).body]
+
+
+@both
+def test_a_cluster_refused_for_another_serves_though_nothing_may_go_now(make: Callable[[], Client]):
+    # The bad cluster cannot be taken away while the listeners are refused; the good one need not wait for that.
+    client = make()
+    client.serve(static_cluster("good"), static_cluster("bad"), listener("l", "r"))
+    (clusters,) = client.ask(CLUSTER)
+    (listeners,) = client.ask(LISTENER)
+    client.nack(listeners)
+    client.nack(clusters)
+    responses = client.serve(static_cluster("good"), listener("l", "r"))
+    assert types_of(responses) == [CLUSTER]
+    (entry,) = responses[0].resources
+    assert (entry.value if make is SotwClient else entry.resource.value) == static_cluster("good").body
+    assert client.ack(responses[0]) == []
+
+
+@both
+def test_refused_content_that_left_and_returns_is_news(make: Callable[[], Client]):
+    client = make()
+    client.serve(static_cluster("c"), listener("l", "r"))
+    (clusters,) = client.ask(CLUSTER)
+    (listeners,) = client.ask(LISTENER)
+    client.nack(listeners)
+    client.nack(clusters)
+    for response in client.serve(listener("l", "r")):
+        client.ack(response)
+    (again,) = client.serve(static_cluster("c"), listener("l", "r"))
+    assert again.type_url == CLUSTER

@@ -268,6 +268,20 @@ def test_a_stale_nonce_is_ignored_names_included(type_url: str):
     assert b.body in bodies_of(third)
 
 
+@each_partial_type
+def test_a_name_that_left_in_a_stale_request_and_is_back_is_sent_again(type_url: str):
+    client = SotwClient()
+    a, b = any_resource(type_url, "a"), any_resource(type_url, "b")
+    client.serve(a, b)
+    (first,) = client.ask(type_url, "a", "b")
+    client.ack(first)
+    (second,) = client.serve(a, any_resource(type_url, "b", 2))
+    assert client.ask(type_url, "b", nonce=first.nonce) == []
+    assert client.ask(type_url, "a", "b", nonce=first.nonce) == []
+    (third,) = client.ask(type_url, "a", "b", nonce=second.nonce)
+    assert bodies_of(third) == [a.body]
+
+
 @each_type
 def test_a_push_waits_for_no_ack(type_url: str):
     # Envoy withholds the ACK of clusters while they warm.

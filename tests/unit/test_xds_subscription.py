@@ -106,6 +106,16 @@ def test_delta(steps: list[Any]):
         assert (change.asked, change.released) == (asked, released)
 
 
+def test_a_stale_request_only_takes_names_away():
+    subscription = Subscription(max_names=10)
+    subscription.replace(["a", "b"])
+    change = subscription.narrow(["b", "c"])
+    assert (subscription.names, change.asked, change.released) == ({"b"}, set(), {"a"})
+    subscription.replace(["*", "a"])
+    change = subscription.narrow([])
+    assert (subscription.names, change.released) == ({"a"}, set())
+
+
 def test_silent_before_the_first_request():
     subscription = Subscription(max_names=1)
     assert subscription.mode is Mode.SILENT

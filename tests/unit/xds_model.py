@@ -142,7 +142,8 @@ class ModelClient(ABC):
     def take(self, type_url: str, resources: Mapping[str, Resource], removed: Iterable[str]) -> bool:
         """Apply a response; was it good?"""
         bad = {name for name, resource in resources.items() if resource in BAD_CONTENT}
-        if bad and self.atomic:
+        # One bad assignment always costs its whole response.
+        if bad and (self.atomic or type_url == ENDPOINT):
             return False
         for name, resource in resources.items():
             if name not in bad and self.wants(type_url, name):
