@@ -1,5 +1,7 @@
 """The calls of grpc.health.v1 (extproc.grpc.health)."""
 
+from abc import ABC, abstractmethod
+
 from extproc.grpc import health, response, status
 from extproc.grpc.context import ServerContext
 from extproc.grpc.framing import FramingError, MessageReader, framed
@@ -10,7 +12,7 @@ from extproc.http2.stream import Stream
 _MAX_REQUEST_BYTES = 1_024
 
 
-class _HealthCall:
+class _HealthCall(ABC):
     """A call with one request message; `_answer` is the method."""
 
     __slots__ = ("_asked", "_connection", "_context", "_reader", "_stream")
@@ -46,15 +48,16 @@ class _HealthCall:
         if not self._asked:
             self._end(status.INTERNAL, "the stream ended without a request")
 
-    def closed(self) -> None:
+    def closed(self) -> None:  # noqa: B027 - a check holds nothing that must be given back; a watch does
         """See `StreamHandler`."""
 
     def finish(self) -> None:
         """See `StreamHandler`."""
         self._end(status.UNAVAILABLE, "the server ends")
 
+    @abstractmethod
     def _answer(self, health_now: bytes) -> None:
-        raise NotImplementedError
+        """The request has come: say how it is now."""
 
     def _send(self, message: bytes) -> None:
         if not self._stream.answered:
@@ -95,6 +98,6 @@ class WatchCall(_HealthCall):
         self._send(health.NOT_SERVING)
         self._end(status.OK)
 
-    def closed(self) -> None:
+    def closed(self) -> None:  # noqa: B027 - a check holds nothing that must be given back; a watch does
         """See `StreamHandler`."""
         self._context.watches.discard(self)

@@ -4,6 +4,7 @@ A chunk is made for every token of every stream, so what does not change in it i
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -48,7 +49,7 @@ def compact(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
-class ResponseFormat:
+class ResponseFormat(ABC):
     """The body of one request's response."""
 
     prefix = ""
@@ -59,11 +60,11 @@ class ResponseFormat:
         self.created = created
         self.fingerprint = fingerprint
 
+    @abstractmethod
     def whole(
         self, choices: Sequence[tuple[ChoiceView, str]], prompt_tokens: int, completion_tokens: int
     ) -> dict[str, Any]:
         """The body of a response that is not streamed: every choice with its text."""
-        raise NotImplementedError
 
 
 class StreamFormat(ResponseFormat):
@@ -77,9 +78,9 @@ class StreamFormat(ResponseFormat):
         envelope = {"id": self.id, "object": self.chunk_object, "created": created, "model": model}
         self._head = compact(envelope)[:-1].decode("utf-8", "surrogatepass")
 
+    @abstractmethod
     def opening(self, choices: int, continuous: dict[str, Any] | None) -> bytes:
         """The chunks that come before the first text."""
-        raise NotImplementedError
 
     def chunk(
         self,
@@ -132,11 +133,13 @@ class StreamFormat(ResponseFormat):
             "kv_transfer_params": None,
         }
 
+    @abstractmethod
     def _choice(self, choice: ChoiceView, quoted: str, *, ended: bool) -> str:
-        raise NotImplementedError
+        """One choice of a chunk, as JSON."""
 
+    @abstractmethod
     def _whole_choice(self, choice: ChoiceView, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        """One choice of a whole response."""
 
 
 class CompletionFormat(StreamFormat):
