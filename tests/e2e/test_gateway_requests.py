@@ -249,6 +249,19 @@ def test_a_body_over_the_limit_is_413(stack: Stack, agent: str | None, framed: b
     no_request_left(stack)
 
 
+def test_a_body_of_exactly_the_limit_passes(stack: Stack) -> None:
+    head, tail = b'{"model":"auto","max_tokens":1,"messages":[{"role":"user","content":"', b'"}]}'
+    body = head + b"x" * (10 * 1024 * 1024 - len(head) - len(tail)) + tail
+    headers = {"content-type": "application/json", "x-agent-id": "chat-web"}
+    answer = stack.client.post("/v1/chat/completions", content=body, headers=headers)
+    # The model's context is shorter than that: the worker's own word, after the gateway let it through.
+    assert (answer.status_code, "x-recursant-worker" in answer.headers) == (400, True)
+
+
+def test_http_1_0_is_spoken(stack: Stack) -> None:
+    assert raw(stack, b"GET /healthz HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.")
+
+
 def test_multipart_and_unknown_paths_pass(stack: Stack) -> None:
     answer = stack.client.post(
         "/v1/audio/transcriptions",

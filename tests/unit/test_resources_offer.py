@@ -1,7 +1,13 @@
 from fleet_kit import PHI, QWEN, record
 
 from recursant.fleet.worker import Model, WorkerStatus
-from xds_server.resources.breakers import DEFAULT_MAX_QUEUE, SMALLEST_FLEET, SMALLEST_WORKER, breakers_for
+from xds_server.resources.breakers import (
+    DEFAULT_MAX_QUEUE,
+    LARGEST_WORKER,
+    SMALLEST_FLEET,
+    SMALLEST_WORKER,
+    breakers_for,
+)
 from xds_server.resources.offer import Offer, offer_of
 
 OTHER_QWEN = Model("Qwen/Qwen3-8B", "qwen")
@@ -68,3 +74,10 @@ def test_breakers_follow_what_the_workers_want_to_hold() -> None:
 def test_one_worker_more_does_not_move_them() -> None:
     fleet = [record(f"w{index}") for index in range(100)]
     assert breakers_for(fleet[:99]) == breakers_for(fleet)
+
+
+def test_a_worker_that_claims_too_much_does_not_spoil_the_cluster() -> None:
+    claims = [record(f"w{n}", max_queue=4_294_967_295) for n in range(3)]
+    breakers = breakers_for(claims)
+    assert breakers.worker == 2 * LARGEST_WORKER
+    assert breakers.fleet < 1 << 32

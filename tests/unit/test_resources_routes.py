@@ -100,6 +100,14 @@ def test_an_agent_that_fails_closed_says_so_to_ext_proc() -> None:
 # --- the path table (SPEC A6) ---
 
 
+def test_requests_without_an_agent_are_rejected_without_extproc_too() -> None:
+    config = Config.model_validate({"agents": [], "routing": {"default_fallback": "reject"}})
+    found = routes(config, record("w1"))
+    per_route = ExtProcPerRoute.FromString(found["default"].typed_per_filter_config[names.EXTPROC_FILTER].value)
+    assert per_route.overrides.failure_mode_allow.value is False
+    assert names.EXTPROC_FILTER not in routes(Config(), record("w1"))["default"].typed_per_filter_config
+
+
 def test_a_path_is_its_agents_route_with_the_workers_path() -> None:
     found = routes(Config(agents=[CHAT, BATCH]), record("w1", models=(QWEN, PHI)))
     route = found["path /api/chat"]

@@ -58,9 +58,9 @@ class Target:
         )
 
     @classmethod
-    def of_nobody(cls, offer: Offer) -> "Target":
-        """The target of requests that name no known agent."""
-        return cls(model=offer.auto if offer.everywhere else None)
+    def of_nobody(cls, offer: Offer, *, rejected: bool) -> "Target":
+        """The target of requests that name no known agent; `rejected`: they are refused, extproc or not."""
+        return cls(model=offer.auto if offer.everywhere else None, fail_closed=rejected)
 
     def subset(self) -> dict[str, Json]:
         """The endpoint metadata to match."""
@@ -87,7 +87,7 @@ def fleet_routes(config: Config, workers: Sequence[WorkerRecord]) -> Iterator[by
         agent.agent_id: Target.of_agent(agent, offers[agent.model_family] if agent.model_family else everyone)
         for agent in sorted(config.agents, key=lambda agent: agent.agent_id)
     }
-    anyone = Target.of_nobody(everyone)
+    anyone = Target.of_nobody(everyone, rejected=config.routing.default_fallback == "reject")
     request_id_bytes = config.limits.request_id_bytes
     for entry in config.path_entries:
         yield from _path_routes(entry, targets, anyone, request_id_bytes)

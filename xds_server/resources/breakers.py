@@ -17,6 +17,10 @@ DEFAULT_MAX_QUEUE: Final = 256
 HEADROOM: Final = 2
 SMALLEST_FLEET: Final = 1_024
 SMALLEST_WORKER: Final = 256
+# What a worker may claim for itself here; a larger claim is a mistake, and must not spoil the cluster for everybody.
+LARGEST_WORKER: Final = 65_536
+# Envoy's fields have 32 bits.
+_LARGEST: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ def breakers_for(workers: Iterable[WorkerRecord]) -> Breakers:
 
 def _max_queue(worker: WorkerRecord) -> int:
     state = worker.state
-    return state.max_queue or state.max_num_seqs or DEFAULT_MAX_QUEUE
+    return min(state.max_queue or state.max_num_seqs or DEFAULT_MAX_QUEUE, LARGEST_WORKER)
 
 
 def _step(value: int) -> int:
-    return 1 << (value - 1).bit_length()
+    return min(1 << (value - 1).bit_length(), _LARGEST)

@@ -28,6 +28,9 @@ from xds_server.resources.proto import extension, from_ads, milliseconds
 
 CORS_FILTER: Final = "envoy.filters.http.cors"
 BUFFER_FILTER: Final = "envoy.filters.http.buffer"
+# What the body's Lua may add to a body of the largest size: a model's name for "auto", and a priority. extproc holds
+# to `limits.body_bytes` exactly; without it a body may be this much longer.
+EDIT_MARGIN_BYTES: Final = 1_024
 ROUTER_FILTER: Final = "envoy.filters.http.router"
 # Envoy offers the address of the host that really answered, after any retry, under this name.
 _UPSTREAM_ADDRESS: Final = "upstream.address"
@@ -37,7 +40,7 @@ def http_filters(config: Config) -> list[hcm.HttpFilter]:
     """The chain: nothing reaches extproc before its body is whole and within bounds, nor the body's Lua before it."""
     return [
         _here(CORS_FILTER, cors.Cors()),
-        _here(BUFFER_FILTER, buffer.Buffer(max_request_bytes=config.limits.body_bytes)),
+        _here(BUFFER_FILTER, buffer.Buffer(max_request_bytes=config.limits.body_bytes + EDIT_MARGIN_BYTES)),
         _discovered(names.LUA_AGENT_FILTER, lua.Lua()),
         _discovered(names.EXTPROC_FILTER, ext_proc.ExternalProcessor()),
         _discovered(names.LUA_BODY_FILTER, lua.Lua()),

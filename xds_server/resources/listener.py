@@ -49,6 +49,8 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
         normalize_path=True,
         merge_slashes=True,
         common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=_CONNECTION_IDLE),
+        # What nginx speaks to its upstreams unless told otherwise.
+        http_protocol_options=core.Http1ProtocolOptions(accept_http_10=True),
         # Cuts what sends nothing for that long: a stalled upload, a silent generation.
         stream_idle_timeout=milliseconds(config.limits.idle_timeout_ms),
         request_headers_timeout=milliseconds(config.limits.body_timeout_ms),
