@@ -13,6 +13,9 @@ from recursant.fleet.evidence import Evidence
 
 _EVENT_STREAM: Final = b"text/event-stream"
 
+# Bad Gateway, said by Envoy itself.
+_BROKEN_ANSWER: Final = 502
+
 
 class Witness:
     """Follows one request from the moment that it was sent to a worker.
@@ -49,6 +52,10 @@ class Witness:
         self._answered = True
         self._row = row
         if row is None:
+            if status == _BROKEN_ANSWER:
+                # Envoy's own word for an answer that broke off, or was none; it does not say whose. Ours went to the
+                # first of the list.
+                self._report(self._rows[0], Evidence.SERVER_ERROR, "its answer broke off")
             return False
         if row in self._rows:
             for earlier in self._rows[: self._rows.index(row)]:

@@ -98,6 +98,6 @@ class WatchCall(_HealthCall):
         self._send(health.NOT_SERVING)
         self._end(status.OK)
 
-    def closed(self) -> None:  # noqa: B027 - a check holds nothing that must be given back; a watch does
+    def closed(self) -> None:
         """See `StreamHandler`."""
         self._context.watches.discard(self)

@@ -164,3 +164,12 @@ def test_a_worker_on_trial_gets_one_request_at_a_time(agent: str) -> None:
     bench.table.upsert(record("w1"))
     bench.desk.run(0.0)
     assert bench.in_flight() == 3
+
+
+def test_an_answer_that_broke_off_counts_against_who_was_asked() -> None:
+    scene = Scene("w1")
+    scene.response("502")
+    assert scene.kinds() == [("w1", Evidence.SERVER_ERROR)]
+    other = Scene("w1")
+    other.response("503")
+    assert other.kinds() == []
