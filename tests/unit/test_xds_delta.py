@@ -336,6 +336,18 @@ class TestNack:
         assert client.nack(again) == []
         assert client.hear() == []
 
+    def test_a_removal_refused_but_no_longer_asked_for_is_forgotten(self):
+        client = DeltaClient()
+        client.serve(any_resource(POLICY, "a"), any_resource(POLICY, "b"))
+        (response,) = client.ask(POLICY, "a", "b")
+        client.ack(response)
+        (both,) = client.serve(any_resource(POLICY, "b", 2))
+        client.ask(POLICY, leave=["a"])
+        assert client.nack(both) == []
+        assert client.ask(POLICY, leave=["b"]) == []
+        (everything,) = client.ask(POLICY, "*")
+        assert (names_of(everything), list(everything.removed_resources)) == (["b"], [])
+
     @each_type
     def test_a_nack_of_a_response_that_was_already_repaired(self, type_url: str):
         client = DeltaClient()
@@ -364,8 +376,13 @@ class TestNack:
         client = DeltaClient()
         client.serve(any_resource(type_url, "a"))
         (response,) = client.ask(type_url, "a")
-        client.nack(response)
-        assert [names_of(again) for again in client.ask(type_url, "a")] == [["a"]]
+        for _ in range(10):
+            client.nack(response)
+            (response,) = client.ask(type_url, "a")
+            assert names_of(response) == ["a"]
+        # And costs no memory.
+        (substream,) = client.session._substreams
+        assert len(substream._holds._groups) <= 1
 
 
 class TestSize:

@@ -281,3 +281,14 @@ def test_refused_content_that_left_and_returns_is_news(make: Callable[[], Client
         client.ack(response)
     (again,) = client.serve(static_cluster("c"), listener("l", "r"))
     assert again.type_url == CLUSTER
+
+
+@both
+def test_the_order_is_ours_not_the_clients(make: Callable[[], Client]):
+    client = make()
+    client.ask(ROUTE, "r")
+    client.ask(EXTENSION_CONFIG, "e")
+    client.ask(LISTENER)
+    client.ask(ENDPOINT, "old")
+    client.ask(CLUSTER)
+    assert types_of(client.serve(*OLD)) == [CLUSTER, ENDPOINT, LISTENER, EXTENSION_CONFIG, ROUTE]

@@ -376,6 +376,16 @@ class TestNack:
         (status,) = client.session.status(client.now).types
         assert (status.state, status.accepted, status.reason) == ("SYNCED", repaired.version_info, "")
 
+    @each_type
+    def test_a_late_nack_of_what_was_replaced_already_says_nothing_new(self, type_url: str):
+        client = SotwClient()
+        client.serve(any_resource(type_url, "a"))
+        (first,) = client.ask(type_url, "a")
+        (second,) = client.serve(any_resource(type_url, "a", 2))
+        assert client.nack(first) == []
+        assert client.ack(second) == []
+        assert client.hear() == []
+
     @each_partial_type
     def test_a_late_answer_to_an_older_response_still_tells_who_was_refused(self, type_url: str):
         client = SotwClient()

@@ -19,7 +19,8 @@ from xds_server.snapshot import Snapshot
 
 NAMES = ("a", "b", "c")
 REVISIONS = (1, 2)
-SETTINGS = settings(max_examples=60, stateful_step_count=50, deadline=None)
+# The same runs each time: a suite must not fail by chance.
+SETTINGS = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
 
 CLUSTERS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(REVISIONS), min_size=1)
 
