@@ -1,7 +1,7 @@
 """What the xDS protocol, and Envoy's behaviour, ask for each resource type. Every other file asks here.
 
 Facts and their sources: the xDS protocol document, "Eventual consistency considerations" for the order, "How the client
-specifies what resources to return" for the rest; `docs/adr` for what was seen on Envoy 1.40.
+specifies what resources to return" for the rest; `docs/adr/0006-xds-sessions.md` for what was seen on Envoy 1.40.
 """
 
 from collections.abc import Callable

@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 from fleet_kit import PHI, QWEN, record
 
+from recursant.config.model import Config
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.v1.worker_state_pb2 import WorkerState
 from xds_server.projection import Projection, Rebuild
+from xds_server.resource import ENDPOINT
+from xds_server.resources.build import build
+from xds_server.snapshot import Snapshot
 from xds_server.weights import QUANTUM_TOKENS
 
 EVERYTHING, ENDPOINTS, NOTHING = Rebuild.EVERYTHING, Rebuild.ENDPOINTS, Rebuild.NOTHING
@@ -89,3 +94,63 @@ def test_statuses():
     projection.observe(record("w2"))
     projection.observe(record("w3", status=WorkerStatus.MISSING))
     assert projection.statuses() == {WorkerStatus.READY: 2, WorkerStatus.MISSING: 1}
+
+
+# Every field of a report, with two values: the beat of a moment ago and another.
+FACTS: dict[str, tuple[Any, Any]] = {
+    "sequence": (1, 2),
+    "incarnation": ("first", "second"),
+    "report_interval_ms": (200, 1_000),
+    "exclusive": (False, True),
+    "lora_adapters": ([], ["support"]),
+    "running_requests": (0, 40),
+    "waiting_requests": (0, 40),
+    "waiting_tokens": (0, 9_000),
+    "queue_wait_ms": (0.0, 800.0),
+    "token_rate": (0.0, 2_000.0),
+    "peak_token_rate": (0.0, 2_000.0),
+    "free_vram_mb": (1_000, 9_000),
+    "total_vram_mb": (10_000, 20_000),
+    "kv_cache_usage": (0.1, 0.9),
+    "kv_blocks_total": (1_000, 9_000),
+    "kv_blocks_free": (100, 900),
+    "kv_block_tokens": (16, 32),
+    "kv_bytes_per_token": (1_000, 2_000),
+    "bandwidth_used_mb_s": (1.0, 2.0),
+    "bandwidth_total_mb_s": (3.0, 4.0),
+    "gpu_temperature_c": (40.0, 80.0),
+    "capacity_tokens": (64_000, 128_000),
+    "max_queue": (100, 4_000),
+    "max_num_seqs": (100, 4_000),
+    "max_num_batched_tokens": (2_048, 8_192),
+    "priority_scheduling": (False, True),
+    "prefix_caching": (False, True),
+    "engine": ("vllm 0.32.0", "vllm 0.33.0"),
+}
+SHAPES: dict[str, tuple[Any, Any]] = {
+    "status": (WorkerStatus.READY, WorkerStatus.DRAINING),
+    "endpoint": ("10.0.0.1:8000", "10.0.0.2:8000"),
+    "models": ((QWEN,), (QWEN, PHI)),
+}
+
+
+def test_every_field_of_a_report_is_in_the_table():
+    # Addresses and models come through the record; phase through its status; errors are for people.
+    elsewhere = {"id", "address", "phase", "models", "errors"}
+    assert FACTS.keys() == {field.name for field in WorkerState.DESCRIPTOR.fields} - elsewhere
+
+
+@pytest.mark.parametrize("status", [WorkerStatus.READY, WorkerStatus.DRAINING])
+@pytest.mark.parametrize("name", [*FACTS, *SHAPES])
+def test_what_is_not_built_again_would_not_have_changed(name: str, status: WorkerStatus):
+    values = FACTS | SHAPES | {"status": (status, WorkerStatus.READY)}
+    before = {field: pair[0] for field, pair in values.items()}
+    after = before | {name: values[name][1]}
+    projection = Projection()
+    projection.observe(record("w1", **before))
+    rebuild = projection.observe(record("w1", **after))
+    config = Config()
+    built = [Snapshot(build(config, [record("w1", **each)])) for each in (before, after)]
+    changed = built[1].diff(built[0]).keys()
+    allowed = {NOTHING: set(), ENDPOINTS: {ENDPOINT}}.get(rebuild)
+    assert allowed is None or changed <= allowed
