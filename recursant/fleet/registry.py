@@ -34,6 +34,9 @@ LATE_SHARE: Final = 0.5
 # Incarnations remembered as stopped, so that a report that was overtaken by its own farewell is not taken for life.
 MAX_STOPPED: Final = 1_024
 
+# Looked up once: protobuf finds enum values by name at every access.
+_STOPPED: Final = WorkerPhase.WORKER_PHASE_STOPPED
+
 
 @dataclass(frozen=True, slots=True)
 class Gone:
@@ -105,7 +108,7 @@ class Registry:
         """Take a report that was published just now."""
         self.heard(now)
         entry = self._entries.get(state.id)
-        if state.phase == WorkerPhase.WORKER_PHASE_STOPPED:
+        if state.phase == _STOPPED:
             return self._stop(entry, state)
         if (state.id, state.incarnation) in self._stopped:
             return []
@@ -128,7 +131,7 @@ class Registry:
         first, self._loaded = not self._loaded, True
         updates: list[Update] = []
         for state in states:
-            if (state.id, state.incarnation) in self._stopped or state.phase == WorkerPhase.WORKER_PHASE_STOPPED:
+            if (state.id, state.incarnation) in self._stopped or state.phase == _STOPPED:
                 continue
             entry = self._entries.get(state.id)
             if entry is not None and entry.reported:

@@ -25,6 +25,7 @@ _PHASE_NAMES: Final = {
     for name, value in WorkerPhase.items()
     if value != WorkerPhase.WORKER_PHASE_UNSPECIFIED
 }
+_STOPPED: Final = WorkerPhase.WORKER_PHASE_STOPPED
 _PHASES: Final = {name: value for value, name in _PHASE_NAMES.items()}
 _ALLOWED_PHASES: Final = ", ".join(_PHASES)
 _DOUBLES: Final = tuple(
@@ -77,7 +78,7 @@ def check(state: WorkerState) -> None:
         raise ValueError(f"incarnation: expected 1 to {MAX_ID_CHARS} characters, got {len(state.incarnation)}")
     if state.sequence < 1:
         raise ValueError("sequence: expected 1 or more, rising with every report")
-    if state.phase == WorkerPhase.WORKER_PHASE_STOPPED:
+    if state.phase == _STOPPED:
         return
     try:
         split_address(state.address)
