@@ -27,6 +27,9 @@ Rows = NDArray[np.intp]
 DEFAULT_MAX_NUM_SEQS: Final = 256.0
 # Weight of the newest token rate in a busy worker's learnt peak: about the last ten beats count.
 PEAK_RATE_SMOOTHING: Final = 0.1
+# Tokens per second that a worker is believed.
+SLOWEST_RATE: Final = 0.001
+FASTEST_RATE: Final = 1e7
 # Candidate sets kept between changes of the fleet; each belongs to a family or a model name of the fleet.
 _MAX_CACHED_SETS: Final = 1_024
 _UNKNOWN: Final = math.nan
@@ -338,9 +341,14 @@ def _length(tokens: int | None) -> float:
 def _peak_rate(state: WorkerState, learnt: float) -> float:
     """Tokens per second that the worker reaches when busy (DESIGN §9): declared, or learnt while it is busy."""
     if state.HasField("peak_token_rate") and state.peak_token_rate > 0:
-        return state.peak_token_rate
+        return _sane(state.peak_token_rate)
     if state.running_requests == 0 or not state.HasField("token_rate") or state.token_rate <= 0:
         return learnt
     if math.isnan(learnt) or state.token_rate > learnt:
-        return state.token_rate
+        return _sane(state.token_rate)
     return learnt + PEAK_RATE_SMOOTHING * (state.token_rate - learnt)
+
+
+def _sane(rate: float) -> float:
+    """A rate that arithmetic can be done with: what lies beyond is a mistake of the worker's, not a fact."""
+    return min(max(rate, SLOWEST_RATE), FASTEST_RATE)

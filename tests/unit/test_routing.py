@@ -226,6 +226,14 @@ def test_a_declared_peak_wins_and_a_missing_one_is_learnt_while_busy() -> None:
     assert math.isnan(peak())
 
 
+@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e308])
+def test_absurd_rates_do_no_harm(rate: float) -> None:
+    table = table_of(record("w1", running_requests=1, waiting_tokens=7, peak_token_rate=rate), record("w2"))
+    found = choose(table, Need(family="qwen", latency_sla_ms=800))
+    assert isinstance(found, Pick)
+    assert len(found.rows) >= 1
+
+
 def test_a_worker_that_left_keeps_its_row_until_its_requests_ended() -> None:
     table = table_of(record("w1"), record("w2", running_requests=1))
     row = int(table.candidates().rows[0])
