@@ -139,7 +139,9 @@ class LeanTransport:
 
     async def _emptied(self, timeout_s: float) -> bool:
         try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
+            # Not wait_for(): before Python 3.12 it loses a cancellation that meets the event.
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
         except TimeoutError:
             return False
         return True
