@@ -107,9 +107,13 @@ def _location(data: Any, parts: tuple[int | str, ...]) -> Location:
     return tuple(location)
 
 
-def _shown_at(data: Any, location: Location) -> str:
+def _shown_at(data: Any, location: Location) -> str | None:
     for part in location:
-        data = data[part]
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            # A key of the document is spelt like the name of a choice, and led astray.
+            return None
     if location == ("api", "token"):
         return "***"
     if location[:1] == ("redis",) and isinstance(data, str):

@@ -164,6 +164,7 @@ def test_probes_find_a_worker_that_hangs_before_any_client_does(make_stack: Make
     until(lambda: statuses(stack)[victim] == "isolated", within_s=60.0)
     assert stack.metrics().value("recursant_isolations_total", reason="probe") >= 1
     assert "no answer within 1 s" in stack.log("api")
+    until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="isolated") == 1)
     assert stack.chat("elsewhere").headers["x-recursant-worker"] != victim
     # It works again: a probe on trial finds that, too.
     until(lambda: statuses(stack)[victim] == "ready", within_s=60.0)

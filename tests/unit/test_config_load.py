@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -603,6 +603,7 @@ _NEAR = st.recursive(
 )
 
 
+@example({"workers": [{"models": [{"routing": None, "<details>": None, "name": None}]}]})
 @given(_PLAIN | _NEAR | st.fixed_dictionaries({"workers": st.lists(st.fixed_dictionaries({"models": _NEAR}))}))
 def test_no_document_is_too_strange_for_an_answer(data: Any) -> None:
     result = validate(data)
