@@ -12,9 +12,6 @@ from typing import Final
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from xds_server.weights import endpoint_weight
 
-# A draining worker stays among the endpoints, marked as such.
-_LISTED: Final = (WorkerStatus.READY, WorkerStatus.DRAINING)
-
 
 class Rebuild(IntEnum):
     """What a change asks for; the larger includes the smaller."""
@@ -66,11 +63,12 @@ class Projection:
 def _keys(record: WorkerRecord) -> _Keys:
     """Everything of a record that `xds_server.resources` reads, and nothing that moves with the load."""
     state = record.state
-    if record.status not in _LISTED or record.endpoint is None:
+    if record.endpoint is None:
         return _GONE
+    ready = record.status is WorkerStatus.READY
     families = tuple(sorted({model.family for model in record.models}))
-    endpoint = (record.status, record.endpoint, state.exclusive, families, endpoint_weight(state))
-    if record.status is not WorkerStatus.READY:
+    endpoint = (ready, record.endpoint, state.exclusive, families, endpoint_weight(state))
+    if not ready:
         return _Keys(endpoint, None)
     offer = (
         record.models,

@@ -53,6 +53,7 @@ class Reporter:
         # New with every start of the process, so that readers count it afresh.
         self._incarnation = uuid.uuid4().hex
         self._sequence = 0
+        self._announced = False
         self._failing = False
         self._invalid = QuietLog(_log)
 
@@ -92,6 +93,7 @@ class Reporter:
         except ValueError as error:
             self._invalid.warning("cannot report this state: %s", error)
             return False
+        self._announced = True
         if self._failing:
             _log.info("reporting to the control plane again")
         self._failing = False
@@ -114,4 +116,7 @@ class Reporter:
         stamped.incarnation = self._incarnation
         stamped.sequence = self._sequence
         stamped.report_interval_ms = self._interval_ms
+        # The first report tells Envoy the address, the second sends requests there.
+        if not self._announced and stamped.phase == WorkerPhase.WORKER_PHASE_READY:
+            stamped.phase = WorkerPhase.WORKER_PHASE_WARMING
         return stamped

@@ -146,7 +146,8 @@ def test_whoever_queues_is_served_by_the_worker_that_comes_back(make_stack: Make
     stack = make_stack(workers=1, config=CONFIG, args=["--worker-models", QWEN])
     victim = next(iter(stack.worker_pids))
     stack.kill(victim)
-    wait_until(lambda: stack.workers()[0]["status"] == "missing")
+    # What extproc knows counts here, not what the API knows.
+    wait_until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="missing") == 1)
     answer = stack.chat(agent="patient")
     assert (answer.status_code, answer.headers["x-recursant-fallback"]) == (200, "queue_and_retry")
 

@@ -212,7 +212,9 @@ async def test_registers_then_sends_heartbeats() -> None:
         assert "/v1/worker/register" not in paths(server)[1:]
         states = [state_from_dict(json.loads(body)) for _, body in server.requests]
         assert [sent.sequence for sent in states] == list(range(1, len(states) + 1))
-        assert {sent.phase for sent in states[:-1]} == {WorkerPhase.WORKER_PHASE_READY}
+        # Envoy hears of the address before requests are sent there.
+        assert states[0].phase == WorkerPhase.WORKER_PHASE_WARMING
+        assert {sent.phase for sent in states[1:-1]} == {WorkerPhase.WORKER_PHASE_READY}
         assert states[-1].phase == WorkerPhase.WORKER_PHASE_STOPPED
 
 

@@ -34,14 +34,10 @@ def test_a_ready_worker_with_its_weight_and_families() -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [WorkerStatus.WARMING, WorkerStatus.ISOLATED, WorkerStatus.MISSING, WorkerStatus.UNRESOLVED]
+    "status", [WorkerStatus.WARMING, WorkerStatus.ISOLATED, WorkerStatus.MISSING, WorkerStatus.DRAINING]
 )
-def test_who_may_not_be_used_is_left_out(status: WorkerStatus) -> None:
-    assert endpoints(record("w1", status=status)) == []
-
-
-def test_a_draining_worker_stays_for_extprocs_list_only() -> None:
-    (found,) = endpoints(record("w1", status=WorkerStatus.DRAINING))
+def test_who_is_not_ready_is_there_for_extprocs_list_only(status: WorkerStatus) -> None:
+    (found,) = endpoints(record("w1", status=status))
     assert found.health_status == DRAINING
     assert found.load_balancing_weight.value >= 1
 

@@ -54,20 +54,24 @@ def test_what_a_change_asks_for(changes: dict[str, Any], rebuild: Rebuild):
     assert projection.observe(worker(**changes)) is NOTHING
 
 
-@pytest.mark.parametrize("status", [WorkerStatus.WARMING, WorkerStatus.MISSING, WorkerStatus.ISOLATED])
-def test_workers_that_envoy_never_sees_ask_for_nothing(status: WorkerStatus):
+def test_a_worker_without_an_address_asks_for_nothing():
     projection = Projection()
-    assert projection.observe(worker(status=status)) is NOTHING
-    assert projection.observe(worker(status=status, models=[PHI])) is NOTHING
+    assert projection.observe(worker(status=WorkerStatus.UNRESOLVED, endpoint=None)) is NOTHING
+    assert projection.observe(worker(status=WorkerStatus.UNRESOLVED, endpoint=None, models=[PHI])) is NOTHING
     assert projection.remove("w1") is NOTHING
     assert projection.workers() == []
 
 
-def test_a_draining_worker_offers_nothing_new():
+@pytest.mark.parametrize(
+    "status", [WorkerStatus.WARMING, WorkerStatus.MISSING, WorkerStatus.ISOLATED, WorkerStatus.DRAINING]
+)
+def test_who_is_not_ready_offers_nothing(status: WorkerStatus):
     projection = Projection()
-    projection.observe(worker(status=WorkerStatus.DRAINING))
-    assert projection.observe(worker(status=WorkerStatus.DRAINING, lora_adapters=["support"])) is NOTHING
-    assert projection.observe(worker(status=WorkerStatus.MISSING, lora_adapters=["support"])) is ENDPOINTS
+    assert projection.observe(worker(status=status)) is ENDPOINTS
+    assert projection.observe(worker(status=status, lora_adapters=["support"])) is NOTHING
+    assert projection.observe(worker(status=WorkerStatus.MISSING, lora_adapters=["support"])) is NOTHING
+    assert projection.observe(worker(lora_adapters=["support"])) is EVERYTHING
+    assert projection.remove("w1") is EVERYTHING
 
 
 def test_leaving():

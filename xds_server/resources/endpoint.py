@@ -5,7 +5,6 @@ The hot path of the xDS server, so it uses xds-protos: 1,000 endpoints take mill
 
 from collections.abc import Iterable
 from ipaddress import ip_address
-from typing import Final
 
 from envoy.config.core.v3.health_check_pb2 import DRAINING
 from envoy.config.endpoint.v3.endpoint_components_pb2 import LbEndpoint
@@ -17,18 +16,19 @@ from xds_server.resource import ENDPOINT, Resource
 from xds_server.resources.offer import families_of
 from xds_server.weights import endpoint_weight
 
-# A draining worker stays listed: extproc may still send it the sessions that it keeps, Envoy's own policy sends
-# nothing new, and its running streams are not touched. Every other state is left out.
-_LISTED: Final = (WorkerStatus.READY, WorkerStatus.DRAINING)
-
 
 def build_endpoints(workers: Iterable[WorkerRecord]) -> Resource:
-    """The fleet's endpoints. Two workers at one address are one endpoint, the first by state and id."""
+    """The fleet's endpoints: every worker with an address.
+
+    Only a ready one is healthy. The others are DRAINING: Envoy's own policy sends them nothing, what runs there goes
+    on, and extproc's list reaches them. So a draining worker keeps its sessions, and one that comes back, or leaves
+    its isolation, serves as soon as extproc knows, which may be before Envoy does. Two workers at one address are one
+    endpoint, ready ones first, then by id.
+    """
     load = ClusterLoadAssignment(cluster_name=names.FLEET_CLUSTER)
     locality = load.endpoints.add()
     taken: set[str] = set()
-    listed = [worker for worker in workers if worker.status in _LISTED]
-    for worker in sorted(listed, key=lambda worker: (_LISTED.index(worker.status), worker.worker_id)):
+    for worker in sorted(workers, key=lambda worker: (worker.status is not WorkerStatus.READY, worker.worker_id)):
         if worker.endpoint is None or worker.endpoint in taken:
             continue
         address = _host_and_port(worker.endpoint)
@@ -45,7 +45,7 @@ def _fill(endpoint: LbEndpoint, worker: WorkerRecord, host: str, port: int) -> N
     address.address = host
     address.port_value = port
     endpoint.load_balancing_weight.value = endpoint_weight(worker.state)
-    if worker.status is WorkerStatus.DRAINING:
+    if worker.status is not WorkerStatus.READY:
         endpoint.health_status = DRAINING
     # Exclusive workers match no subset: only extproc's list reaches them.
     if worker.state.exclusive:
