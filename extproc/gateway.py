@@ -15,6 +15,7 @@ import numpy as np
 
 from extproc.body import BodyFacts, is_json
 from recursant import names
+from recursant.admission.calibration import Calibration
 from recursant.admission.classes import class_by_rules
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
@@ -24,7 +25,7 @@ from recursant.fleet.evidence import Evidence
 from recursant.fleet.table import Fact, FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
 from recursant.routing.filters import MEMORY, SLOTS
-from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Need, tokens_of_bytes
+from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Need
 from recursant.routing.picker import Pick, Refusal, pick, round_robin
 from recursant.routing.scorers import load_of
 
@@ -139,12 +140,14 @@ class Gateway:
         rng: random.Random,
         ready: Callable[[], bool] = lambda: True,
         evidence: EvidenceSink = ignore_evidence,
+        calibration: Calibration | None = None,
     ) -> None:
         self.config = config
         self.table = table
         self.recorder = recorder
         self.clock = clock
         self.evidence = evidence
+        self.calibration = calibration or Calibration()
         self._rng = rng
         self._ready = ready
         self.set_policies(config.agents)
@@ -228,7 +231,8 @@ class Gateway:
                 return problem
         elif policy is not None and policy.model is not None:
             model = policy.model
-        input_tokens = tokens_of_bytes(arrival.content_length or 0)
+        family = self.family_of(agent.model_family, model)
+        input_tokens = self.calibration.tokens(family, arrival.content_length or 0)
         bounds = (agent.max_new_tokens, None if body is None else body.max_tokens)
         output_tokens = min((bound for bound in bounds if bound is not None), default=None)
         priority_class = class_by_rules(
@@ -257,6 +261,13 @@ class Gateway:
             checked=body is not None,
             deadline_s=arrival.at_s + self.timeout_ms(policy) / 1_000,
         )
+
+    def family_of(self, family: str | None, model: str) -> str:
+        """The family whose tokenizer reads a prompt; "" where that is not known."""
+        if not model:
+            return family or ""
+        families = self.table.families_of(model)
+        return next(iter(families)) if len(families) == 1 else family or ""
 
     def _exclusive_of(self, policy: AgentPolicy | None) -> frozenset[str]:
         # A request may outlive its agent's policy.
@@ -332,8 +343,16 @@ class Gateway:
     def degraded(self, demand: Demand, family: str) -> Demand:
         """The same request for another family, whose model takes the place of every name of the first one."""
         need = demand.need
+        here, there = (
+            self.calibration.bytes_per_token(each) for each in (self.family_of(need.family, need.model), family)
+        )
+        prompt_tokens = int(need.prompt_tokens * here / there)
         replaced = {need.model} if need.model else self.table.names_of_family(need.family)
-        return replace(demand, need=replace(need, family=family, model=""), stands_in_for=frozenset(replaced))
+        return replace(
+            demand,
+            need=replace(need, family=family, model="", prompt_tokens=prompt_tokens),
+            stands_in_for=frozenset(replaced),
+        )
 
     def asked_for(self, demand: Demand) -> str:
         """What a request asks for, in words."""

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from extproc.transports.base import TransportStats
+from recursant.admission.calibration import Estimate
 from recursant.fleet.isolation_metrics import IsolationFigures, isolation_metrics
 
 # Seconds. The decision's bound is 3 ms and its aim 0.1 ms (SPEC C6), so that is where the resolution is.
@@ -115,6 +116,7 @@ class Gauges:
         queue_depth: requests held here, by class.
         transport: the transport's counters.
         isolation: who is isolated, and how often that was decided here.
+        estimates: what was learnt of the length of prompts, by model family.
     """
 
     inflight: Mapping[str, int]
@@ -124,6 +126,7 @@ class Gauges:
     queue_depth: Mapping[str, int]
     transport: TransportStats
     isolation: IsolationFigures = field(default_factory=IsolationFigures)
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
 
 
 class ExtProcCollector(Collector):
@@ -145,6 +148,7 @@ class ExtProcCollector(Collector):
         yield from _states(gauges)
         yield from _streams(gauges.transport)
         yield from isolation_metrics(gauges.isolation)
+        yield from _estimates(gauges.estimates)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read gauges whose owners do not run yet."""
@@ -195,6 +199,27 @@ def _states(gauges: Gauges) -> Iterator[Metric]:
         depth.add_metric([priority_class], count)
     yield depth
     yield GaugeMetricFamily("recursant_redis_up", "1 while Redis is reachable.", value=int(gauges.redis_up))
+
+
+def _estimates(estimates: Mapping[str, Estimate]) -> Iterator[Metric]:
+    ratio = GaugeMetricFamily(
+        "recursant_bytes_per_token", "Bytes of a request body that count as one prompt token.", labels=("family",)
+    )
+    error = GaugeMetricFamily(
+        "recursant_prompt_estimate_error_ratio",
+        "Mean distance of the estimated length of prompts from the real one, as a share of it.",
+        labels=("family",),
+    )
+    windows = CounterMetricFamily(
+        "recursant_prompt_estimate_windows", "Comparisons of estimated and real lengths.", labels=("family",)
+    )
+    for family, estimate in estimates.items():
+        ratio.add_metric((family,), estimate.bytes_per_token)
+        error.add_metric((family,), estimate.error)
+        windows.add_metric((family,), estimate.windows)
+    yield ratio
+    yield error
+    yield windows
 
 
 def _streams(stats: TransportStats) -> Iterator[Metric]:

@@ -5,6 +5,7 @@ say anything else than the decision itself would.
 """
 
 import copy
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,7 @@ from recursant.agents.policy import DEGRADE_PREFIX
 from recursant.fleet.table import FleetTable
 from recursant.problems import ApiProblem
 from recursant.routing.explain import Explanation, explain
-from recursant.routing.need import BYTES_PER_TOKEN, Need
+from recursant.routing.need import Need
 from recursant.routing.picker import Pick
 
 # What a client may say about itself. A dry run takes no other header: they decide nothing.
@@ -57,13 +58,15 @@ def rehearse(gateway: Gateway, question: Question, *, waiting: Mapping[str, int]
         waiting: how many requests are held now, by class; a dry run stands in front of all of them.
     """
     twin = _twin(gateway)
-    headers = {
-        names.REQUEST_ID: b"dry-run",
-        "content-type": b"application/json",
-        "content-length": b"%d" % (question.prompt_tokens * BYTES_PER_TOKEN),
-    }
+    headers = {names.REQUEST_ID: b"dry-run", "content-type": b"application/json"}
     headers |= {name: value.encode() for name, value in question.headers.items()}
     arrival = twin.arrival(headers, has_body=True)
+    if isinstance(arrival, Arrival):
+        # How long its body would be depends on whose tokenizer reads it.
+        model = (_named(question.model) if twin.needs_body(arrival) else None) or ""
+        ratio = twin.calibration.bytes_per_token(twin.family_of(arrival.agent.model_family, model))
+        headers["content-length"] = b"%d" % math.ceil(question.prompt_tokens * ratio)
+        arrival = twin.arrival(headers, has_body=True)
     if isinstance(arrival, ApiProblem):
         return {"request": None, "outcome": _refused(arrival), "workers": [], "others": [], "waiting": dict(waiting)}
     body_read = twin.needs_body(arrival)
@@ -183,7 +186,11 @@ def _request(twin: Gateway, arrival: Arrival, demand: Demand | None, *, body_rea
     }
     if demand is not None:
         need = demand.need
+        family = twin.family_of(need.family, need.model)
+        estimate = twin.calibration.estimate(family)
         document |= {
+            "bytes_per_token": round(twin.calibration.bytes_per_token(family), 3),
+            "estimate_error": None if estimate is None else round(estimate.error, 4),
             "family": need.family or None,
             "model": need.model or None,
             "prompt_tokens": need.prompt_tokens,

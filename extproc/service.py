@@ -78,11 +78,17 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
 
     def known(record: WorkerRecord) -> None:
         table.upsert(record)
+        state = record.state
+        if state.HasField("finished_requests"):
+            gateway.calibration.reported(
+                record.worker_id, state.incarnation, state.finished_requests, state.finished_prompt_tokens
+            )
         desk.capacity_changed(runner.wake_for_report)
 
     def gone(worker_id: str) -> None:
         table.remove(worker_id)
         recorder.forget_worker(worker_id)
+        gateway.calibration.forget(worker_id)
 
     directory.subscribe(known, gone)
 
@@ -104,6 +110,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
             queue_depth=desk.depth(),
             transport=server.stats,
             isolation=directory.ward.figures(),
+            estimates=gateway.calibration.estimates(),
         )
 
     inspector = Inspector(gateway, desk, decisions)

@@ -107,6 +107,8 @@ class RequestSession:
         if self._witness is not None:
             self._witness.closed(self._row)
         self._release()
+        if self._outcome == "ok":
+            self._measure()
         if self._arrival is not None:
             self._gateway.recorder.request_finished(self._arrival.agent.agent, self._worker, self._outcome)
         if self._note is not None and self._log is not None:
@@ -247,6 +249,14 @@ class RequestSession:
             self._worker = table.worker_id(row)
         else:
             self._worker = ""
+
+    def _measure(self) -> None:
+        """Let the length of this request's body count for the estimates of those to come."""
+        arrival, decision = self._arrival, self._decision
+        if arrival is not None and decision is not None and self._worker and arrival.json_body:
+            gateway = self._gateway
+            family = gateway.family_of(None, decision.model)
+            gateway.calibration.finished(self._worker, family, arrival.content_length or 0)
 
     def _release(self) -> None:
         if self._row is not None:

@@ -49,13 +49,20 @@ def request_lines(request: Mapping[str, Any]) -> list[str]:
         what = f"model {request['model']}" if request["model"] else f"family {request['family'] or 'any'}"
         sla = f", first token within {request['latency_sla_ms']} ms" if request["latency_sla_ms"] else ""
         lines.append(
-            f"asks for {escape(what)}, {request['prompt_tokens']} tokens in, "
+            f"asks for {escape(what)}, {request['prompt_tokens']} tokens in ({length_of(request)}), "
             f"{request['expected_tokens']} out expected{sla}, answered within {request['timeout_ms']} ms"
         )
     lines.append(f"fallback {request['fallback_strategy']}")
     if not request["body_read"]:
         lines[-1] += "; its body is not read, so model and bound in it count nothing here"
     return lines
+
+
+def length_of(request: Mapping[str, Any]) -> str:
+    """How the length of the prompt is estimated, and how well that went."""
+    error = request["estimate_error"]
+    quality = "not measured yet" if error is None else f"±{error:.0%}"
+    return f"at {request['bytes_per_token']:g} bytes a token, {quality}"
 
 
 def outcome_line(outcome: Mapping[str, Any]) -> str:

@@ -7,9 +7,6 @@ from recursant.agents.priority import PriorityClass
 
 # Output tokens expected of a request that names no bound and whose agent has none.
 DEFAULT_EXPECTED_TOKENS: Final = 256
-# Bytes of a JSON body per prompt token, for a length known from content-length alone: English text on
-# byte-pair tokenizers is about four characters a token.
-BYTES_PER_TOKEN: Final = 4
 
 
 # Not frozen: one is made for every request, and that alone would triple the time.
@@ -43,8 +40,3 @@ class Need:
     def kv_tokens(self) -> int:
         """What the request will hold in the KV cache at its end."""
         return self.prompt_tokens + self.expected_tokens
-
-
-def tokens_of_bytes(content_length: int) -> int:
-    """Prompt tokens estimated from the length of the body in bytes."""
-    return content_length // BYTES_PER_TOKEN

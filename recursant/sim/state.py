@@ -52,6 +52,8 @@ def worker_state(
         waiting_tokens=numbers.waiting_tokens,
         token_rate=stats.recent_tokens.rate(now),
         peak_token_rate=profile.peak_token_rate * options.speed,
+        finished_requests=stats.finished_requests,
+        finished_prompt_tokens=int(stats.prompt_tokens.total),
         # Any free block can be had by any request: the KV cache does not fragment.
         free_vram_mb=numbers.blocks_free * profile.block_bytes // MIB,
         total_vram_mb=profile.total_vram_mb,

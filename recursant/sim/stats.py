@@ -115,6 +115,11 @@ class ServingStats:
         if sequence.generated > 1:
             self.per_output_token.observe((finished - first) / (sequence.generated - 1))
 
+    @property
+    def finished_requests(self) -> int:
+        """How many sequences have ended."""
+        return sum(self.prompt_tokens.counts)
+
     def queue_wait_ms(self, now: float) -> float | None:
         """Mean time that the sequences started in the last 10 s had waited; None: none started."""
         starts = self.recent_starts.total(now)

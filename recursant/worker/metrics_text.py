@@ -23,11 +23,14 @@ _GENERATED: Final = "vllm:generation_tokens_total"
 _QUEUE_SUM: Final = "vllm:request_queue_time_seconds_sum"
 _QUEUE_COUNT: Final = "vllm:request_queue_time_seconds_count"
 _FINISHED: Final = "vllm:request_success_total"
+# Of each request at its end, cached prompt tokens included.
+_PROMPT_SUM: Final = "vllm:request_prompt_tokens_sum"
+_PROMPT_COUNT: Final = "vllm:request_prompt_tokens_count"
 _STARTED: Final = "process_start_time_seconds"
 _WANTED: Final = frozenset(
     (
         *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, _SLEEP_STATE),
-        *(_GENERATED, _QUEUE_SUM, _QUEUE_COUNT, _FINISHED, _STARTED),
+        *(_GENERATED, _QUEUE_SUM, _QUEUE_COUNT, _FINISHED, _PROMPT_SUM, _PROMPT_COUNT, _STARTED),
     )
 )
 
@@ -53,6 +56,8 @@ class EngineMetrics:
         queue_seconds: counter: how long the requests that left the queue had waited, in all.
         queued_requests: counter: how many those were.
         failed_requests: counter: requests that ended in an error.
+        finished_requests: counter: requests that have ended.
+        finished_prompt_tokens: counter: the tokens of their prompts.
         started_at: when the server process started, by its clock, in seconds.
     """
 
@@ -68,6 +73,8 @@ class EngineMetrics:
     queue_seconds: float | None = None
     queued_requests: float | None = None
     failed_requests: float | None = None
+    finished_requests: float | None = None
+    finished_prompt_tokens: float | None = None
     started_at: float | None = None
 
     def fill(self, state: WorkerState) -> None:
@@ -86,6 +93,9 @@ class EngineMetrics:
             state.prefix_caching = self.prefix_caching
         if self.failed_requests is not None:
             state.errors.other = int(self.failed_requests)
+        if self.finished_requests is not None and self.finished_prompt_tokens is not None:
+            state.finished_requests = int(self.finished_requests)
+            state.finished_prompt_tokens = int(self.finished_prompt_tokens)
 
 
 def parse_metrics(text: str) -> EngineMetrics:
@@ -121,6 +131,8 @@ def parse_metrics(text: str) -> EngineMetrics:
         queue_seconds=_total(found[_QUEUE_SUM]),
         queued_requests=_total(found[_QUEUE_COUNT]),
         failed_requests=_total([entry for entry in found[_FINISHED] if entry[0].get("finished_reason") == "error"]),
+        finished_requests=_total(found[_PROMPT_COUNT]),
+        finished_prompt_tokens=_total(found[_PROMPT_SUM]),
         started_at=found[_STARTED][0][1] if found[_STARTED] else None,
     )
 

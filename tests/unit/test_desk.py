@@ -227,6 +227,18 @@ def test_degrade_goes_to_another_family() -> None:
     assert client.outcome.replaced_models == f",{QWEN.name},"
 
 
+def test_a_degraded_prompt_is_measured_with_the_other_family_s_tokenizer() -> None:
+    office = Office(record("w1", status=WorkerStatus.MISSING), record("w2", models=[PHI]))
+    calibration = office.gateway.calibration
+    calibration.reported("w2", "first", 0, 0)
+    for _ in range(8):
+        calibration.finished("w2", "phi", 200)
+    calibration.reported("w2", "first", 8, 800)
+    demand = office.demand("degrade", length=4_000)
+    assert demand.need.prompt_tokens == 1_000
+    assert office.gateway.degraded(demand, "phi").need.prompt_tokens == 2_000
+
+
 def test_degrade_without_the_other_family_is_refused() -> None:
     client, _ = Office(record("w1", status=WorkerStatus.MISSING)).come("degrade")
     assert problem(client).status == 503

@@ -33,6 +33,9 @@ vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"}
 vllm:request_queue_time_seconds_bucket{engine="0",le="0.3",model_name="tiny"} 4.0
 vllm:request_queue_time_seconds_count{engine="0",model_name="tiny"} 4.0
 vllm:request_queue_time_seconds_sum{engine="0",model_name="tiny"} 0.5
+vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="tiny"} 0.0
+vllm:request_prompt_tokens_count{engine="0",model_name="tiny"} 14.0
+vllm:request_prompt_tokens_sum{engine="0",model_name="tiny"} 2800.0
 vllm:cache_config_info{block_size="128",enable_prefix_caching="True",engine="0",num_gpu_blocks="80"} 1.0
 http_requests_total{handler="/v1/models",method="GET",status="2xx"} 1.0
 """
@@ -52,6 +55,8 @@ def test_reads_the_current_names() -> None:
         queue_seconds=0.5,
         queued_requests=4.0,
         failed_requests=2.0,
+        finished_requests=14.0,
+        finished_prompt_tokens=2800.0,
         started_at=1.79595639878e9,
     )
 

@@ -55,6 +55,21 @@ def test_a_request_that_somebody_takes() -> None:
     assert found["others"] == [{"worker_id": "w2", "reason": "model"}]
 
 
+def test_the_length_asked_about_is_the_length_decided_on_whatever_was_learnt() -> None:
+    gateway = gateway_over(*IDLE)
+    before = ask(gateway, "chat-web", prompt_tokens=700)["request"]
+    assert (before["bytes_per_token"], before["estimate_error"]) == (4.0, None)
+    calibration = gateway.calibration
+    calibration.reported("w1", "first", 0, 0)
+    for _ in range(8):
+        calibration.finished("w1", "qwen", 310)
+    calibration.reported("w1", "first", 8, 800)
+    after = ask(gateway, "chat-web", prompt_tokens=700)["request"]
+    assert after["prompt_tokens"] == 700
+    # 4 were assumed where it is 3.1: the truth is 1.29 times the estimate.
+    assert (after["bytes_per_token"], after["estimate_error"]) == (3.1, 0.225)
+
+
 def test_what_the_policy_takes_back_is_named() -> None:
     found = ask(gateway_over(*IDLE), "chat-web", headers={"x-agent-max-new-tokens": "9000"})
     assert found["request"]["clamped"] == ["max_new_tokens"]

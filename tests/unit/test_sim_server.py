@@ -335,6 +335,13 @@ async def test_tokenize_counts_as_usage_does(sim: Sim) -> None:
     assert (await sim.client.post("/tokenize", json={})).status_code == 400
 
 
+async def test_it_reports_the_prompts_that_it_has_finished(sim: Sim) -> None:
+    used = [(await sim.complete(prompt, max_tokens=2)).json()["usage"]["prompt_tokens"] for prompt in ("a", "b" * 400)]
+    labels = f'{{engine="0",model_name="{MODEL}"}}'
+    assert await sim.metric(f"vllm:request_prompt_tokens_count{labels}") == 2
+    assert await sim.metric(f"vllm:request_prompt_tokens_sum{labels}") == sum(used)
+
+
 async def test_metrics_have_vllms_names_and_labels(sim: Sim) -> None:
     await sim.complete("count me", max_tokens=4)
     lines = [line for line in (await sim.client.get("/metrics")).text.splitlines() if line.startswith("vllm:")]

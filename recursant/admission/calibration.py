@@ -1,0 +1,154 @@
+"""How many bytes of a request body make a prompt token, learnt for each model family (SPEC E2). Pure.
+
+A prompt's length is known before the worker sees it only as the length of its body. How many tokens that makes differs
+by tokenizer, language and kind of request, so it is measured: the mean length of the bodies that this process sent to
+a worker, over the mean number of prompt tokens of the requests that the worker says it has finished. Both are means, so
+that requests which came to the worker past this process do no harm where they are of the same kind, and a request that
+is counted in one window here and in the next one there does little.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+# Before anything is measured: English text on byte-pair tokenizers is about four characters a token.
+DEFAULT_BYTES_PER_TOKEN: Final = 4.0
+# Beyond these no measurement is believed.
+LEAST_BYTES_PER_TOKEN: Final = 1.0
+MOST_BYTES_PER_TOKEN: Final = 16.0
+# A window is used once both sides have finished this many requests in it.
+MIN_REQUESTS: Final = 8
+# And only where the worker has finished at most this many times as many as we have seen: beyond that, what it reports
+# is about other people's requests.
+MOST_OTHERS: Final = 16
+# Weight of the newest window.
+SMOOTHING: Final = 0.2
+# Families that are kept apart; a fleet has a handful.
+MAX_FAMILIES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of one family.
+
+    Attributes:
+        bytes_per_token: bytes of a request body for each prompt token.
+        error: mean distance of the estimate from the truth, as a share of the truth; windows count, newer ones more.
+        windows: how many were measured.
+    """
+
+    bytes_per_token: float
+    error: float
+    windows: int
+
+
+@dataclass(slots=True)
+class _Window:
+    """What has been seen of one worker since its last measurement.
+
+    Attributes:
+        incarnation: of the worker.
+        start: requests and prompt tokens that it had finished when the window began.
+        requests: that this process has seen finished there.
+        body_bytes: of those.
+        family: of all of those; None before the first, "" where they differ.
+    """
+
+    incarnation: str
+    start: tuple[int, int]
+    requests: int = 0
+    body_bytes: int = 0
+    family: str | None = None
+
+
+class Calibration:
+    """The bytes per token of every family. One per process; not safe for threads."""
+
+    def __init__(self) -> None:
+        self._bytes_per_token: dict[str, float] = {}
+        self._estimates: dict[str, Estimate] = {}
+        self._windows: dict[str, _Window] = {}
+
+    def bytes_per_token(self, family: str) -> float:
+        """The ratio in force. On the path of every request: one look into a dictionary."""
+        return self._bytes_per_token.get(family, DEFAULT_BYTES_PER_TOKEN)
+
+    def tokens(self, family: str, body_bytes: int) -> int:
+        """Prompt tokens that a body of this length is taken to hold."""
+        # What is a whole number up to the last bits of a division is that number.
+        return int(body_bytes / self._bytes_per_token.get(family, DEFAULT_BYTES_PER_TOKEN) + 1e-6)
+
+    def estimates(self) -> Mapping[str, Estimate]:
+        """Every family that was measured; a copy."""
+        return self._estimates.copy()
+
+    def estimate(self, family: str) -> Estimate | None:
+        """What was measured of one family; None: nothing yet."""
+        return self._estimates.get(family)
+
+    def finished(self, worker_id: str, family: str, body_bytes: int) -> None:
+        """A request that this process sent to a worker has its answer.
+
+        Args:
+            worker_id: who served it. One that does not report what it has finished is passed over.
+            family: of the model that served it; "" where that is not known.
+            body_bytes: length of its body.
+        """
+        window = self._windows.get(worker_id)
+        if window is None:
+            return
+        window.requests += 1
+        window.body_bytes += body_bytes
+        if window.family != family:
+            window.family = family if window.family is None else ""
+
+    def reported(self, worker_id: str, incarnation: str, requests: int, prompt_tokens: int) -> None:
+        """A worker has said how many requests it has finished since its start, and their prompt tokens.
+
+        Args:
+            worker_id: of the worker.
+            incarnation: of its process; another one counts from zero.
+            requests: finished since then.
+            prompt_tokens: of those.
+        """
+        window = self._windows.get(worker_id)
+        if window is None or window.incarnation != incarnation:
+            self._windows[worker_id] = _Window(incarnation, (requests, prompt_tokens))
+            return
+        theirs = requests - window.start[0]
+        tokens = prompt_tokens - window.start[1]
+        ours = window.requests
+        if theirs < 0 or tokens < 0:
+            self._windows[worker_id] = _Window(incarnation, (requests, prompt_tokens))
+        elif theirs >= MIN_REQUESTS and ours >= MIN_REQUESTS:
+            if window.family and tokens > 0 and ours <= theirs * MOST_OTHERS and theirs <= ours * MOST_OTHERS:
+                self._learn(window.family, (window.body_bytes / ours) / (tokens / theirs))
+            self._windows[worker_id] = _Window(incarnation, (requests, prompt_tokens))
+        elif max(theirs, ours) >= MIN_REQUESTS * MOST_OTHERS:
+            # One side counts and the other does not.
+            self._windows[worker_id] = _Window(incarnation, (requests, prompt_tokens))
+
+    def forget(self, worker_id: str) -> None:
+        """A worker has left the fleet."""
+        self._windows.pop(worker_id, None)
+
+    def _learn(self, family: str, measured: float) -> None:
+        known = self._estimates.get(family)
+        if known is None and len(self._estimates) >= MAX_FAMILIES:
+            return
+        error = abs(measured / self.bytes_per_token(family) - 1)
+        ratio = _within(measured)
+        if known is None:
+            found = Estimate(ratio, error, 1)
+        else:
+            found = Estimate(
+                known.bytes_per_token + SMOOTHING * (ratio - known.bytes_per_token),
+                known.error + SMOOTHING * (error - known.error),
+                known.windows + 1,
+            )
+        self._estimates[family] = found
+        self._bytes_per_token[family] = found.bytes_per_token
+
+
+def _within(ratio: float) -> float:
+    return min(max(ratio, LEAST_BYTES_PER_TOKEN), MOST_BYTES_PER_TOKEN)
