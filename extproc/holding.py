@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 # Reports come by the hundred: they wake the desk together, this late at the most. Seconds.
-_REPORTS_TOGETHER_S: Final = 0.02
+REPORTS_TOGETHER_S: Final = 0.02
 _CLOCK_STEP_S: Final = 0.001
 
 
@@ -32,7 +32,7 @@ class DeskRunner:
 
     def wake_for_report(self) -> None:
         """Run soon, together with what other reports bring."""
-        self._at(self._clock() + _REPORTS_TOGETHER_S)
+        self._at(self._clock() + REPORTS_TOGETHER_S)
 
     def stop(self) -> None:
         """Run no more."""

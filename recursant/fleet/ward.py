@@ -38,6 +38,8 @@ class Ward:
         records: every worker as the registry sees it, without isolation.
         tell: called with the ids of workers whose standing has changed.
         judges: evidence is weighed here; False for a process that only follows.
+        clock: monotonic seconds; a simulation has its own.
+        wall_ms: the time of day, in ms since 1970.
 
     Raises:
         ValueError: `redis.url` is not a URL of Redis.
@@ -51,7 +53,11 @@ class Ward:
         records: Callable[[], Mapping[str, WorkerRecord]],
         tell: Callable[[set[str]], None],
         judges: bool,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        self._clock = clock
+        self._wall_ms = wall_ms
         self._records = records
         self._tell = tell
         self._judges = judges and config.isolation.enabled
@@ -111,11 +117,11 @@ class Ward:
         if evidence is Evidence.NO_ANSWER and record.state.token_rate > 0:
             # It generates, for this request too, as likely as not.
             return
-        now = time.monotonic()
+        now = self._clock()
         since = now if since is None else since
         incarnation = record.state.incarnation
         finding = self._judge.witness(worker_id, incarnation, evidence, now, text=text, since=since)
-        wall = _wall_ms()
+        wall = self._wall_ms()
         made = self._book.tried(worker_id, incarnation, evidence, now, wall, text=text, since=since)
         if finding is not None and made is None:
             made = self._book.found(worker_id, incarnation, finding, now, wall)
@@ -125,11 +131,11 @@ class Ward:
         """Take a worker's report: its own error counters are evidence."""
         if not self._judges:
             return
-        now = time.monotonic()
+        now = self._clock()
         finding = self._judge.reported(record.state, now)
         if finding is None:
             return
-        state, wall = record.state, _wall_ms()
+        state, wall = record.state, self._wall_ms()
         self._made(self._book.found(state.id, state.incarnation, finding, now, wall))
 
     def forget(self, worker_id: str) -> None:
@@ -142,9 +148,9 @@ class Ward:
         Raises:
             StoreError: Redis is away, so the others cannot learn of it; nothing was done.
         """
-        now = time.monotonic()
+        now = self._clock()
         await self._share_first()
-        self._made(self._book.isolate(worker_id, seconds, text, now, _wall_ms(), by=by))
+        self._made(self._book.isolate(worker_id, seconds, text, now, self._wall_ms(), by=by))
         await self._sync()
 
     async def release(self, worker_id: str, *, by: str) -> None:
@@ -154,7 +160,7 @@ class Ward:
             StoreError: Redis is away, so the others cannot learn of it; nothing was done.
         """
         await self._share_first()
-        self._made(self._book.release(worker_id, time.monotonic(), _wall_ms(), by=by))
+        self._made(self._book.release(worker_id, self._clock(), self._wall_ms(), by=by))
         await self._sync()
 
     # --- time and the others ---
@@ -168,7 +174,7 @@ class Ward:
 
     def refresh(self) -> None:
         """Work out who is isolated now, and tell whose standing has changed."""
-        now = time.monotonic()
+        now = self._clock()
         self._book.expire(now)
         if not len(self._book) and not self._standings:
             return
@@ -222,11 +228,11 @@ class Ward:
     async def _sync(self) -> None:
         if self._store is None:
             return
-        asked = time.monotonic()
+        asked = self._clock()
         theirs = await self._store.load(asked)
-        missing = self._book.reconcile(theirs, time.monotonic())
+        missing = self._book.reconcile(theirs, self._clock())
         if missing:
-            await self._store.write(missing, time.monotonic())
+            await self._store.write(missing, self._clock())
         self.refresh()
 
     def _made(self, made: Isolation | None) -> None:
@@ -251,7 +257,3 @@ def _say(worker_id: str, before: Standing | None, now: Standing | None) -> None:
         )
     elif before is None or before.isolation != now.isolation or before.phase is not now.phase:
         _log.warning("worker %s is isolated (%s): %s", worker_id, now.isolation.reason, now.isolation.text)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -71,6 +71,13 @@ class CostModel:
         steps = 2 * seconds / (linear + sqrt(linear * linear + 4 * slope * seconds))
         return max(1, int(steps))
 
+    def steps_begun(self, first: float, sequences: int, seconds: float) -> int:
+        """How many decode steps in a row have begun `seconds` after the first did; at least 1."""
+        if seconds < first:
+            return 1
+        ended = self.steps_within(first, sequences, seconds)
+        return ended if self.repeated_seconds(first, sequences, ended) >= seconds else ended + 1
+
     def jittered(self, seconds: float, steps: int = 1) -> float:
         """`seconds` with the profile's noise; that of `steps` steps partly cancels out."""
         spread = self._profile.jitter

@@ -6,6 +6,7 @@ gives what it produced. Between them the caller lets the time pass, really or vi
 
 from dataclasses import dataclass
 
+from recursant.sim.blocks import BlockPool
 from recursant.sim.cost import CostModel
 from recursant.sim.profiles import EngineProfile
 from recursant.sim.scheduler import Schedule, Scheduler
@@ -73,9 +74,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The step in progress: `repeats` times the same plan."""
+    """The step in progress: `repeats` times the same plan, the first of which takes `first_s` without jitter."""
 
     plan: Schedule
+    began: float
+    first_s: float
     duration_s: float
     repeats: int
 
@@ -128,6 +131,20 @@ class Engine:
         """Sequences that wait."""
         return len(self._scheduler.waiting)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Input tokens of the sequences that wait."""
+        return self._scheduler.waiting_tokens
+
+    @property
+    def pool(self) -> BlockPool:
+        """Its KV blocks, to be read."""
+        return self._scheduler.pool
+
+    def sequences(self) -> list[Sequence]:
+        """Every unfinished sequence, in the order of arrival."""
+        return list(self._sequences.values())
+
     def add(self, request: EngineRequest, now: float) -> Sequence:
         """Takes a request in.
 
@@ -161,7 +178,7 @@ class Engine:
         """Schedules a step and gives its duration in seconds; None: there is nothing to do.
 
         With `horizon`, as many pure decode steps as end by then (jitter aside) and as nothing interrupts are taken
-        as one: the caller promises to add and abort nothing before. It is what makes virtual time fast.
+        as one: the caller promises to add and abort nothing before, or calls `cut_step`. It makes virtual time fast.
 
         Raises:
             RuntimeError: the step before has not ended.
@@ -176,14 +193,34 @@ class Engine:
             for sequence in plan.started:
                 self._prefix_queries += sequence.prompt_tokens
                 self._prefix_hits += sequence.cached_tokens
-        seconds = self._cost.seconds(plan.load)
+        seconds = first = self._cost.seconds(plan.load)
         repeats = 1
         if horizon is not None and self._scheduler.is_steady(plan):
             fitting = self._cost.steps_within(seconds, plan.load.sequences, horizon - now)
             repeats = self._scheduler.extend(plan, fitting)
             seconds = self._cost.repeated_seconds(seconds, plan.load.sequences, repeats)
-        self._step = _Step(plan, self._cost.jittered(seconds, repeats), repeats)
+        self._step = _Step(plan, now, first, self._cost.jittered(seconds, repeats), repeats)
         return self._step.duration_s
+
+    def cut_step(self, now: float) -> float | None:
+        """Shortens decode steps that were taken as one to those that have begun by `now`; gives their duration.
+
+        So the caller can break the promise of `begin_step`: what it adds then waits for the decode step in progress,
+        as it would in an engine that takes them one by one. None: there is nothing to shorten.
+        """
+        step = self._step
+        if step is None or step.repeats == 1:
+            return None
+        sequences = step.plan.load.sequences
+        whole = self._cost.repeated_seconds(step.first_s, sequences, step.repeats)
+        passed = (now - step.began) * whole / step.duration_s
+        repeats = self._cost.steps_begun(step.first_s, sequences, passed)
+        if repeats >= step.repeats:
+            return None
+        self._scheduler.shorten(step.plan, repeats)
+        duration = step.duration_s * self._cost.repeated_seconds(step.first_s, sequences, repeats) / whole
+        self._step = _Step(step.plan, step.began, step.first_s, duration, repeats)
+        return duration
 
     def end_step(self, now: float) -> StepResult:
         """Ends the step in progress and gives what it produced.

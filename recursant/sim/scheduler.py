@@ -95,6 +95,19 @@ class Scheduler:
                 self._share_blocks(sequence, tokens)
         return steps
 
+    def shorten(self, plan: Schedule, steps: int) -> None:
+        """Lets an extended plan stand for only `steps` steps, and gives back the blocks of the others.
+
+        What the prefix cache lost to them is lost, as their blocks were taken already.
+        """
+        for sequence in plan.scheduled:
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # aborted meanwhile
+            needed = max(-(-(sequence.computed + steps) // self._block_tokens), len(sequence.shared))
+            if needed < sequence.blocks:
+                self.pool.release([], sequence.blocks - needed)
+                sequence.blocks = needed
+
     def is_steady(self, plan: Schedule) -> bool:
         """Whether the next step would be the same again: every running sequence decodes, nobody came or went."""
         load = plan.load

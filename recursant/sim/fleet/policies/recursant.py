@@ -1,0 +1,321 @@
+"""Our own policy: the registry, ward, table, gateway and desk of extproc, on virtual time. Nothing is written again.
+
+Left out are the messages of Envoy and Redis: a request comes as its headers, an error answer as its status and body.
+Gateways do not share isolations here; each finds them out itself, from its own requests and from the error counters in
+the reports, which all of them get.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from extproc.desk import Desk, Ticket
+from extproc.gateway import Decision, Demand, Gateway
+from extproc.holding import REPORTS_TOGETHER_S
+from extproc.witness import Witness
+from recursant import names
+from recursant.admission.queue import HoldQueue
+from recursant.config.model import Config
+from recursant.fleet.directory import TICK_S
+from recursant.fleet.registry import Gone, Registry, Update
+from recursant.fleet.table import Fact, Facts, FleetTable, Rows
+from recursant.fleet.ward import Ward
+from recursant.problems import ApiProblem
+from recursant.sim import errors
+from recursant.sim.fleet.request import Ending, Request
+from recursant.sim.fleet.router import Router, Surroundings
+from recursant.sim.fleet.worker import Rejection
+from recursant.v1.worker_state_pb2 import WorkerState
+
+_STREAM: Final = {"content-type": b"text/event-stream"}
+_UNAVAILABLE: Final = 503
+_SHED: Final = 429
+_ERROR_BODIES: Final = {
+    Rejection.SERVER_ERROR.value: errors.internal("the engine failed").encoded(),
+    Rejection.CUDA_ERROR.value: errors.cuda_error().encoded(),
+    Ending.OUT_OF_MEMORY.value: errors.out_of_memory().encoded(),
+}
+
+
+class BlindTable(FleetTable):
+    """A table that hides facts: what the policy is worth without them."""
+
+    def __init__(self, hidden: Mapping[Fact, float]) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def facts(self, rows: Rows) -> Facts:
+        """See FleetTable."""
+        facts = super().facts(rows)
+        for fact, value in self._hidden.items():
+            facts[fact] = value
+        return facts
+
+
+@dataclass(slots=True)
+class _Under:
+    """A request on its way through this gateway."""
+
+    request: Request
+    router: "RecursantRouter"
+    demand: Demand
+    ticket: Ticket | None = None
+    row: int | None = None
+    witness: Witness | None = None
+
+    def resume(self, outcome: Decision | ApiProblem) -> None:
+        """See extproc.desk.Waiter."""
+        self.ticket = None
+        self.router.settle(self, outcome)
+
+
+class _Silent:
+    """A recorder for which nothing has to be kept."""
+
+    def request_finished(self, agent: str, worker: str, outcome: str) -> None:
+        """See extproc.gateway.Recorder."""
+
+    def decided(self, seconds: float) -> None:
+        """See extproc.gateway.Recorder."""
+
+    def fallback_taken(self, agent: str, strategy: str) -> None:
+        """See extproc.gateway.Recorder."""
+
+
+class RecursantRouter:
+    """One extproc process."""
+
+    def __init__(self, surroundings: Surroundings, config: Config, hidden: Mapping[Fact, float]) -> None:
+        self._events = surroundings.events
+        self._outlet = surroundings.outlet
+        clock = self._events.clock
+        self._registry = Registry(config)
+        self._registry.link_up(0.0)
+        self._ward = Ward(
+            config,
+            by="extproc",
+            records=lambda: self._registry.records,
+            tell=self._tell_again,
+            judges=True,
+            clock=clock,
+            wall_ms=lambda: round(clock() * 1_000),
+        )
+        self._table = BlindTable(hidden) if hidden else FleetTable()
+        self._gateway = Gateway(
+            config=config,
+            table=self._table,
+            recorder=_Silent(),
+            clock=clock,
+            rng=random.Random(surroundings.seed),
+            evidence=self._ward.witness,
+        )
+        self._desk = Desk(self._gateway, HoldQueue[Ticket](config.limits.held_requests), self._wake)
+        self._index_of = {worker.worker_id: worker.index for worker in surroundings.workers}
+        self._worker_ids = [worker.worker_id for worker in surroundings.workers]
+        self._endpoint_of = [worker.address for worker in surroundings.workers]
+        self._under: dict[int, _Under] = {}
+        self._awake_at: float | None = None
+        self._events.every(TICK_S, TICK_S, self._tick)
+
+    # --- requests ---
+
+    def arrive(self, request: Request) -> None:
+        """See Router."""
+        arrival = request.arrival
+        headers = {
+            names.AGENT_ID: arrival.agent_id.encode(),
+            "content-length": b"%d" % request.body_bytes,
+            "content-type": b"application/json",
+            names.REQUEST_ID: b"%d" % request.number,
+            names.TRACEPARENT: b"-",
+        }
+        if arrival.session_id:
+            headers[names.SESSION_ID] = arrival.session_id.encode()
+        if arrival.latency_sla_ms is not None:
+            headers[names.AGENT_LATENCY_SLA_MS] = b"%d" % arrival.latency_sla_ms
+        read = self._gateway.arrival(headers, has_body=True)
+        demand = read if isinstance(read, ApiProblem) else self._gateway.demand(read, None)
+        if isinstance(demand, ApiProblem):
+            self._outlet.refuse(request, Ending.SHED)
+            return
+        under = self._under[request.number] = _Under(request, self, demand)
+        outcome = self._desk.admit(under, demand, self._events.now)
+        if isinstance(outcome, Ticket):
+            under.ticket = outcome
+        else:
+            self.settle(under, outcome)
+
+    def settle(self, under: _Under, outcome: Decision | ApiProblem) -> None:
+        """The desk has decided."""
+        request = under.request
+        if isinstance(outcome, ApiProblem):
+            request.fallback = outcome.code
+            self._outlet.refuse(request, Ending.SHED if outcome.status == _SHED else Ending.UNSERVED)
+            return
+        request.fallback = outcome.fallback
+        request.engine_priority = outcome.engine_priority or 0
+        under.row = outcome.rows[0]
+        under.witness = Witness(self._gateway, outcome.rows, under.demand.deadline_s)
+        candidates = [self._index_of[self._table.worker_id(row)] for row in outcome.rows]
+        self._outlet.send(request, candidates)
+
+    def answered(self, request: Request, failure: str | None) -> None:
+        """See Router."""
+        under = self._under[request.number]
+        self._move(under)
+        if under.witness is None:
+            return
+        if failure is None:
+            under.witness.answered(under.row, 200, _STREAM, has_body=True)
+        elif failure in _ERROR_BODIES:
+            body = _ERROR_BODIES[failure]
+            if under.witness.answered(under.row, 500, {"content-length": b"%d" % len(body)}, has_body=True):
+                under.witness.body(body)
+        else:
+            under.witness.answered(under.row, _UNAVAILABLE, {}, has_body=True)
+
+    def ended(self, request: Request, ending: Ending) -> None:
+        """See Router."""
+        under = self._under.pop(request.number, None)
+        if under is None:
+            return
+        if under.witness is not None:
+            under.witness.closed(under.row)
+        if ending is Ending.SERVED and request.worker is not None:
+            need = under.demand.need
+            family = self._gateway.family_of(need.family, need.model)
+            worker_id = self._worker_ids[request.worker]
+            self._gateway.calibration.finished(worker_id, family, request.body_bytes)
+        self._release(under)
+
+    def left(self) -> int:
+        """See Router."""
+        return self._table.in_flight_total() + len(self._under) + sum(self._desk.depth().values())
+
+    def _move(self, under: _Under) -> None:
+        """Count the request where it really is, after retries."""
+        worker = under.request.worker
+        row = None if worker is None else self._table.row_of_endpoint(self._endpoint_of[worker])
+        if row == under.row:
+            return
+        self._release(under)
+        if row is not None:
+            self._table.acquire(row)
+            under.row = row
+
+    def _release(self, under: _Under) -> None:
+        if under.row is not None:
+            self._table.release(under.row)
+            under.row = None
+            self._desk.capacity_changed()
+
+    # --- news, and time ---
+
+    def report(self, worker: int, state: WorkerState) -> None:
+        """See Router."""
+        self._gateway.calibration.reported(
+            state.id, state.incarnation, state.finished_requests, state.finished_prompt_tokens
+        )
+        self._tell(self._registry.observe(state, self._events.now))
+
+    def _tell(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            if isinstance(update, Gone):
+                self._ward.forget(update.worker_id)
+                self._table.remove(update.worker_id)
+                continue
+            self._ward.observe(update)
+            self._table.upsert(self._ward.marked(update))
+            self._desk.capacity_changed(self._wake_for_report)
+
+    def _tell_again(self, worker_ids: set[str]) -> None:
+        for worker_id in sorted(worker_ids):
+            record = self._registry.records.get(worker_id)
+            if record is not None:
+                self._table.upsert(self._ward.marked(record))
+                self._desk.capacity_changed(self._wake_for_report)
+
+    def _tick(self) -> None:
+        # Redis is up, and says so.
+        self._registry.heard(self._events.now)
+        self._tell(self._registry.tick(self._events.now))
+        self._ward.refresh()
+
+    def _wake(self) -> None:
+        self._run_at(self._events.now)
+
+    def _wake_for_report(self) -> None:
+        self._run_at(self._events.now + REPORTS_TOGETHER_S)
+
+    def _run_at(self, when: float) -> None:
+        if self._awake_at is None or when < self._awake_at:
+            self._awake_at = when
+            self._events.at(when, self._run_desk, when)
+
+    def _run_desk(self, when: float) -> None:
+        if when != self._awake_at:
+            return
+        self._awake_at = None
+        following = self._desk.run(self._events.now)
+        if following is not None:
+            self._run_at(following)
+
+
+@dataclass(frozen=True, slots=True)
+class RecursantPolicy:
+    """Ours.
+
+    Attributes:
+        config: as in production.
+        hidden: facts that it must do without, with what stands in for them.
+    """
+
+    config: Config
+    name: str = "recursant"
+    hidden: Mapping[Fact, float] = field(default_factory=dict)
+    report_s: float | None = None
+    priority_scheduling: bool = True
+
+    def router(self, surroundings: Surroundings) -> Router:
+        """See Policy."""
+        return RecursantRouter(surroundings, self.config, self.hidden)
+
+
+_NOTHING: Final = np.nan
+
+
+def ablations(config: Config) -> list[RecursantPolicy]:
+    """Our policy with one of its parts switched off, each by itself."""
+
+    def weights(**changes: float) -> Config:
+        weights = config.routing.weights.model_copy(update=changes)
+        return config.model_copy(update={"routing": config.routing.model_copy(update={"weights": weights})})
+
+    no_isolation = config.model_copy(update={"isolation": config.isolation.model_copy(update={"enabled": False})})
+    places = (Fact.PLACES_LOW, Fact.PLACES_NORMAL, Fact.PLACES_HIGH, Fact.PLACES_CRITICAL)
+    return [
+        RecursantPolicy(weights(token_rate=0.0), "without the speed term"),
+        RecursantPolicy(weights(queue=0.0), "without the queue term"),
+        RecursantPolicy(config, "without counting picks in flight", {Fact.IN_FLIGHT: 0.0, Fact.IN_FLIGHT_AT_BEAT: 0.0}),
+        RecursantPolicy(config, "without the KV water-mark", {Fact.KV_ROOM_TOKENS: _NOTHING}),
+        RecursantPolicy(config, "without shares of slots", dict.fromkeys(places, _NOTHING)),
+        RecursantPolicy(
+            config,
+            "without the wait filter",
+            {Fact.QUEUE_WAIT_MS: 0.0, Fact.WAITING_TOKENS: 0.0, Fact.SLOTS: _NOTHING},
+        ),
+        RecursantPolicy(no_isolation, "without isolation"),
+        RecursantPolicy(config, "without engine priorities", priority_scheduling=False),
+    ]
+
+
+def silence_log() -> Callable[[], None]:
+    """Keep the ward's log quiet, as isolations are part of the experiment; gives what ends that."""
+    log = logging.getLogger("recursant.fleet.ward")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    return lambda: log.setLevel(before)

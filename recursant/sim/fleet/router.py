@@ -1,0 +1,79 @@
+"""What a policy of routing sees and does in the simulation: the same few things for every one of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from recursant.sim.fleet.events import Events
+from recursant.sim.fleet.request import Ending, Request
+from recursant.sim.fleet.spec import Environment, WorkerSpec
+from recursant.sim.fleet.worker import SimulatedWorker
+from recursant.v1.worker_state_pb2 import WorkerState
+
+
+class Outlet(Protocol):
+    """How a router acts."""
+
+    def send(self, request: Request, candidates: Sequence[int]) -> None:
+        """Send a request to the first of these workers, and to the next where one refuses or breaks before the answer
+        begins: one attempt for each."""
+
+    def refuse(self, request: Request, ending: Ending) -> None:
+        """Answer a request without any worker."""
+
+
+class Router(Protocol):
+    """One gateway under one policy. Several of them share a fleet and know nothing of each other."""
+
+    def arrive(self, request: Request) -> None:
+        """A request has come: send, hold or refuse it."""
+
+    def report(self, worker: int, state: WorkerState) -> None:
+        """A worker's report has come."""
+
+    def answered(self, request: Request, failure: str | None) -> None:
+        """The answer has begun, from `request.worker`; `failure` names the error where it is one."""
+
+    def ended(self, request: Request, ending: Ending) -> None:
+        """The request is over."""
+
+    def left(self) -> int:
+        """Requests that it holds or counts in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a router is made with.
+
+    Attributes:
+        events: the agenda, which is the clock, too.
+        outlet: to act through.
+        specs: what is configured about each worker.
+        workers: the workers themselves; only an oracle looks at them.
+        environment: how news travels.
+        seed: of its own random numbers.
+    """
+
+    events: Events
+    outlet: Outlet
+    specs: Sequence[WorkerSpec]
+    workers: Sequence[SimulatedWorker]
+    environment: Environment
+    seed: int
+
+
+class Policy(Protocol):
+    """A way of routing, by name.
+
+    Attributes:
+        name: in tables.
+        report_s: how often its gateways hear from each worker; None: as the environment has it; 0: never.
+        priority_scheduling: engines order by priority, as this policy sets it.
+    """
+
+    name: str
+    report_s: float | None
+    priority_scheduling: bool
+
+    def router(self, surroundings: Surroundings) -> Router:
+        """A gateway under this policy."""
