@@ -40,7 +40,7 @@ class Fact(IntEnum):
 
     # Running and waiting requests, as last reported.
     REPORTED = 0
-    # Requests that this process has in flight there.
+    # Requests that the processes of this host have in flight there.
     IN_FLIGHT = 1
     # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
     IN_FLIGHT_AT_BEAT = 2
@@ -62,6 +62,8 @@ class Fact(IntEnum):
     PLACES_CRITICAL = 14
     # For all classes together, while the worker is on trial after an isolation.
     TRIAL_PLACES = 15
+    # What other processes of this host had ever sent there at the moment of the last beat, in tokens.
+    TOKENS_ELSEWHERE_AT_BEAT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,14 @@ class CandidateSet:
 
 
 class FleetTable:
-    """All workers that the control plane knows, usable or not, with what is in flight at each."""
+    """All workers that the control plane knows, usable or not, with what is in flight at each.
 
-    def __init__(self) -> None:
-        self._slots = Slots()
+    Args:
+        slots: where it is counted; by default for this process alone.
+    """
+
+    def __init__(self, slots: Slots | None = None) -> None:
+        self._slots = slots or Slots()
         self._facts: Facts = np.full((len(Fact), 16), _UNKNOWN)
         self._records: list[WorkerRecord | None] = [None] * 16
         self._row_of: dict[str, int] = {}
@@ -138,6 +144,9 @@ class FleetTable:
         # Not `[:, rows]`: that copies column by column, and every fact would be scattered.
         facts: Facts = self._facts.take(rows, axis=1)
         facts[Fact.IN_FLIGHT] = self._slots.counts(rows)
+        elsewhere = self._slots.tokens_elsewhere(rows)
+        if elsewhere is not None:
+            facts[Fact.KV_ROOM_TOKENS] -= elsewhere - facts[Fact.TOKENS_ELSEWHERE_AT_BEAT]
         return facts
 
     def endpoint(self, row: int) -> str:
@@ -201,7 +210,7 @@ class FleetTable:
 
     def acquire(self, row: int, tokens: int = 0) -> None:
         """Count one more request in flight at the worker in `row`, of `tokens` prompt and output tokens."""
-        self._slots.add(row, 1)
+        self._slots.add(row, 1, tokens)
         self._facts[Fact.KV_ROOM_TOKENS, row] -= tokens
 
     def release(self, row: int) -> None:
@@ -244,7 +253,7 @@ class FleetTable:
     def _write_facts(self, row: int, state: WorkerState, *, afresh: bool) -> None:
         column = self._facts[:, row]
         column[Fact.REPORTED] = state.running_requests + state.waiting_requests
-        column[Fact.IN_FLIGHT_AT_BEAT] = self._slots.count(row)
+        column[Fact.IN_FLIGHT_AT_BEAT], column[Fact.TOKENS_ELSEWHERE_AT_BEAT] = self._slots.at(row)
         slots = float(state.max_num_seqs) if state.max_num_seqs else _UNKNOWN
         column[Fact.SLOTS] = slots
         column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS

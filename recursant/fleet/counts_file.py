@@ -1,0 +1,193 @@
+"""In-flight counts that the extproc processes of one host share: a small file, mapped by all of them.
+
+One row for each process, one column for each worker. A process writes its own row alone and reads all of them, so
+counting takes no lock: an aligned number of four or eight bytes is written in one piece on the platforms we run on.
+A lock is taken only when a worker gets its column. A process holds another lock for as long as it lives; the kernel
+ends it however the process ends, and whoever finds it free clears the row that was left.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_PROCESSES: Final = 64
+_MAGIC: Final = b"RCNTCNT1"
+_HEADER: Final = struct.Struct("=8sII")
+_HEADER_BYTES: Final = 64
+# Bytes of the file that stand for locks: the one for columns, then one for each process from 1.
+_COLUMNS_LOCK: Final = 0
+# `struct flock` of Linux, for locks that belong to the open file and not to the process.
+_FLOCK: Final = struct.Struct("hhqqi4x")
+# Somebody who clears the row of the last process holds its lock for a moment.
+_OWN_LOCK_SECONDS: Final = 2.0
+_RETRY_SECONDS: Final = 0.01
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+class CountsFileError(Exception):
+    """The file cannot be used. The text is one line for the operator."""
+
+
+class ColumnsFullError(Exception):
+    """All columns belong to other workers."""
+
+
+class CountsFile:
+    """One process's part in the file, from construction until `close`.
+
+    Args:
+        path: the same for all; made by the first of them. On a file system of this machine.
+        process: which of them this is, from 1.
+        processes: how many there may be.
+        columns: workers that it can count at one time, in all processes together.
+
+    Raises:
+        CountsFileError: the file is of another shape, cannot be opened, or this process runs already.
+    """
+
+    def __init__(self, path: Path, *, process: int, processes: int, columns: int) -> None:
+        if not 1 <= process <= processes <= MAX_PROCESSES:
+            raise ValueError(f"process {process} of {processes}: expected 1 to {MAX_PROCESSES}")
+        self.path = path
+        self._process = process
+        self._processes = processes
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CountsFileError(f"cannot use {path} for shared counts: {error.strerror}") from error
+        try:
+            with self._columns_lock():
+                self._map = self._mapped(columns)
+            self._claim_row()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        # Eight-byte numbers first, so that everything is aligned.
+        self._at = _HEADER_BYTES
+        self._keys: NDArray[np.uint64] = self._part(np.uint64, columns)
+        # Tokens ever sent to each worker; only grows, and so survives its process without harm.
+        self.tokens: NDArray[np.int64] = self._part(np.int64, processes, columns)
+        # How often a process gave a place back; only grows.
+        self.released: NDArray[np.int64] = self._part(np.int64, processes)
+        self.counts: NDArray[np.int32] = self._part(np.int32, processes, columns)
+        self._uses: NDArray[np.uint8] = self._part(np.uint8, processes, columns)
+        self._clear(process)
+
+    @property
+    def row(self) -> int:
+        """The row of this process."""
+        return self._process - 1
+
+    def claim(self, worker_id: str) -> int:
+        """The column of a worker, the same in every process that uses it now; until `leave`.
+
+        Raises:
+            ColumnsFullError: there is none left.
+        """
+        # Of a worker's id, as columns keep no text; two ids of one key would share a count and do no other harm.
+        key = np.uint64(int.from_bytes(hashlib.blake2b(worker_id.encode(), digest_size=8).digest(), "little"))
+        with self._columns_lock():
+            used = self._uses.any(axis=0)
+            free = ~used
+            [same] = np.nonzero((self._keys == key) & used & (self._uses[self.row] == 0))
+            if same.size:
+                column = int(same[0])
+            elif free.any():
+                column = int(free.argmax())
+                self._keys[column] = key
+            else:
+                raise ColumnsFullError(f"{self.path}: all {free.size} columns are taken")
+            self._uses[self.row, column] = 1
+        return column
+
+    def leave(self, column: int) -> None:
+        """This process uses a column no more; its count there must be 0."""
+        self._uses[self.row, column] = 0
+
+    def reap(self) -> bool:
+        """Clear the rows of processes that have ended; True if one of them had left something."""
+        found = False
+        for process in range(1, self._processes + 1):
+            row = process - 1
+            if process == self._process or not (self._uses[row].any() or self.counts[row].any()):
+                continue
+            if self._lock(process, fcntl.F_WRLCK):
+                self._clear(process)
+                self._lock(process, fcntl.F_UNLCK)
+                found = True
+        return found
+
+    def close(self) -> None:
+        """Leave nothing behind. Harmless twice."""
+        if self._fd < 0:
+            return
+        self._clear(self._process)
+        # The mapping, which arrays keep alive, holds the open file too: the lock does not end by closing ours.
+        self._lock(self._process, fcntl.F_UNLCK)
+        os.close(self._fd)
+        self._fd = -1
+
+    # --- inside ---
+
+    def _mapped(self, columns: int) -> mmap.mmap:
+        """The file in memory, laid out by whoever comes first."""
+        shape = _HEADER.pack(_MAGIC, self._processes, columns)
+        per_process = columns * (np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize + 1) + 8
+        size = _HEADER_BYTES + columns * 8 + self._processes * per_process
+        try:
+            found = os.pread(self._fd, _HEADER.size, 0)
+            if not any(found):
+                # Not a hole in it: a full disk would otherwise be found out by a signal, in the middle of a request.
+                os.posix_fallocate(self._fd, 0, size)
+                os.pwrite(self._fd, shape, 0)
+            elif found != shape:
+                raise CountsFileError(
+                    f"{self.path} is of another number of processes or workers: remove it while none of them runs"
+                )
+            return mmap.mmap(self._fd, size)
+        except OSError as error:
+            raise CountsFileError(f"cannot use {self.path} for shared counts: {error.strerror}") from error
+
+    def _claim_row(self) -> None:
+        deadline = time.monotonic() + _OWN_LOCK_SECONDS
+        while not self._lock(self._process, fcntl.F_WRLCK):
+            if time.monotonic() >= deadline:
+                raise CountsFileError(f"process {self._process} runs already: it holds its row of {self.path}")
+            time.sleep(_RETRY_SECONDS)
+
+    def _clear(self, process: int) -> None:
+        row = process - 1
+        self.counts[row] = 0
+        self._uses[row] = 0
+
+    def _part(self, kind: type[_T], *shape: int) -> NDArray[_T]:
+        array = np.frombuffer(self._map, dtype=kind, count=int(np.prod(shape)), offset=self._at).reshape(shape)
+        self._at += array.nbytes
+        return array
+
+    def _lock(self, byte: int, kind: int) -> bool:
+        """Take or give back the lock on a byte; False where somebody else has it."""
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _columns_lock(self) -> Iterator[None]:
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _COLUMNS_LOCK, 1, 0))
+        try:
+            yield
+        finally:
+            self._lock(_COLUMNS_LOCK, fcntl.F_UNLCK)

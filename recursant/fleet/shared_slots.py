@@ -1,0 +1,60 @@
+"""Slots whose counts all extproc processes of one host share."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recursant.fleet.counts_file import CountsFile
+from recursant.fleet.slots import Slots
+
+
+class SharedSlots(Slots):
+    """Slots that are columns of a `CountsFile`: the same worker has the same slot in every process.
+
+    `claim` raises `ColumnsFullError` where the file has no column left.
+
+    Args:
+        file: this process's part in it.
+    """
+
+    def __init__(self, file: CountsFile) -> None:
+        super().__init__()
+        self._file = file
+        self._everywhere = file.counts
+        self._counts = file.counts[file.row]
+        self._sent = file.tokens
+        self._own_sent = file.tokens[file.row]
+        self._released = int(file.released[file.row])
+
+    def add(self, slot: int, delta: int, tokens: int = 0) -> None:
+        """See `Slots.add`."""
+        super().add(slot, delta)
+        if tokens:
+            self._own_sent[slot] += tokens
+        if delta < 0:
+            self._released -= delta
+            self._file.released[self._file.row] = self._released
+
+    def counts(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """See `Slots.counts`. Another process may be one pick ahead of what it has counted."""
+        found: NDArray[np.int64] = np.add.reduce(self._everywhere.take(slots, axis=1), axis=0)
+        return found
+
+    def tokens_elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """See `Slots.tokens_elsewhere`."""
+        found: NDArray[np.int64] = np.add.reduce(self._sent.take(slots, axis=1), axis=0) - self._own_sent[slots]
+        return found
+
+    def at(self, slot: int) -> tuple[int, int]:
+        """See `Slots.at`."""
+        sent = int(self._sent[:, slot].sum()) - int(self._own_sent[slot])
+        return int(self._everywhere[:, slot].sum()), sent
+
+    def released_elsewhere(self) -> int:
+        """How many places other processes gave back, ever; a change means that there may be room."""
+        return int(self._file.released.sum()) - self._released
+
+    def _take(self, worker_id: str) -> int:
+        return self._file.claim(worker_id)
+
+    def _give(self, slot: int) -> None:
+        self._file.leave(slot)

@@ -1,0 +1,203 @@
+"""Counts that several processes share: with real files and real processes, one of them killed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleet_kit import record
+
+from recursant.fleet.counts_file import ColumnsFullError, CountsFile, CountsFileError
+from recursant.fleet.shared_slots import SharedSlots
+from recursant.fleet.table import Fact, FleetTable
+
+# A process that takes three places at one worker and two at another, says so, and stays.
+CHILD = """
+import sys
+from pathlib import Path
+from recursant.fleet.counts_file import CountsFile
+from recursant.fleet.shared_slots import SharedSlots
+file = CountsFile(Path(sys.argv[1]), process=int(sys.argv[2]), processes=3, columns=8)
+slots = SharedSlots(file)
+slots.add(slots.claim("other"), 2)
+slots.add(slots.claim("w1"), 3, 500)
+print("counted", flush=True)
+sys.stdin.read()
+"""
+
+
+def part(path: Path, process: int, *, processes: int = 3, columns: int = 8) -> CountsFile:
+    return CountsFile(path / "inflight", process=process, processes=processes, columns=columns)
+
+
+@contextlib.contextmanager
+def another(path: Path, process: int) -> Iterator["subprocess.Popen[str]"]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(path / "inflight"), str(process)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "counted\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def everywhere(slots: SharedSlots, *chosen: int) -> list[int]:
+    return slots.counts(np.array(chosen, dtype=np.intp)).tolist()
+
+
+def test_all_processes_see_what_each_has_in_flight(tmp_path: Path) -> None:
+    slots = SharedSlots(part(tmp_path, 1))
+    mine = slots.claim("w1")
+    slots.add(mine, 1, 100)
+    with another(tmp_path, 2):
+        assert everywhere(slots, mine) == [4]
+        assert (slots.count(mine), slots.total()) == (1, 1)
+        assert slots.tokens_elsewhere(np.array([mine])).tolist() == [500]
+        assert slots.at(mine) == (4, 500)
+        # Whatever order they came in, the same worker has the same column.
+        assert everywhere(slots, slots.claim("other")) == [2]
+    slots.add(mine, -1)
+    with pytest.raises(ValueError, match="more often"):
+        slots.add(mine, -1)
+
+
+def test_what_a_killed_process_had_in_flight_is_cleared_by_the_others(tmp_path: Path) -> None:
+    file = part(tmp_path, 1)
+    slots = SharedSlots(file)
+    mine = slots.claim("w1")
+    slots.add(mine, 1)
+    with another(tmp_path, 2) as child:
+        assert not file.reap()
+        assert everywhere(slots, mine) == [4]
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        assert everywhere(slots, mine) == [4]
+        assert file.reap()
+        assert everywhere(slots, mine) == [1]
+        assert not file.reap()
+    # Its columns are free again: eight other workers have room beside "w1" but one.
+    assert len({slots.claim(f"new-{n}") for n in range(7)} | {mine}) == 8
+
+
+def test_a_process_that_starts_again_begins_with_nothing(tmp_path: Path) -> None:
+    first = SharedSlots(part(tmp_path, 1))
+    mine = first.claim("w1")
+    with another(tmp_path, 2) as child:
+        child.kill()
+        child.wait()
+        again = SharedSlots(part(tmp_path, 2))
+        assert everywhere(first, mine) == [0]
+        again.add(again.claim("w1"), 1, 7)
+        assert everywhere(first, mine) == [1]
+        # The tokens only ever grow, so that a difference of two looks is never negative.
+        assert first.at(mine) == (1, 507)
+
+
+def test_no_two_processes_are_the_same_one(tmp_path: Path) -> None:
+    with another(tmp_path, 2), pytest.raises(CountsFileError, match="process 2 runs already"):
+        part(tmp_path, 2)
+    part(tmp_path, 2).close()
+
+
+def test_a_process_that_ends_in_order_leaves_nothing(tmp_path: Path) -> None:
+    one, two = part(tmp_path, 1), part(tmp_path, 2)
+    slots, leaving = SharedSlots(one), SharedSlots(two)
+    mine = slots.claim("w1")
+    leaving.add(leaving.claim("w1"), 2)
+    assert everywhere(slots, mine) == [2]
+    two.close()
+    two.close()
+    assert everywhere(slots, mine) == [0]
+    part(tmp_path, 2).close()
+
+
+def test_a_column_belongs_to_its_worker_while_anybody_uses_it(tmp_path: Path) -> None:
+    one, two = SharedSlots(part(tmp_path, 1)), SharedSlots(part(tmp_path, 2))
+    column = one.claim("w1")
+    assert two.claim("w1") == column
+    two.add(column, 1)
+    one.leave("w1")
+    assert one.claim("w2") != column
+    # It left there too, but a request still runs.
+    two.leave("w1")
+    assert one.claim("w3") != column
+    assert one.claim("w1") == column
+    assert everywhere(one, column) == [1]
+    one.leave("w1")
+    two.add(column, -1)
+    assert two.claim("w4") == column
+
+
+def test_a_full_file_refuses_a_worker(tmp_path: Path) -> None:
+    slots = SharedSlots(part(tmp_path, 1, columns=2))
+    first = slots.claim("w1")
+    slots.claim("w2")
+    with pytest.raises(ColumnsFullError, match="all 2 columns"):
+        slots.claim("w3")
+    slots.leave("w1")
+    assert slots.claim("w3") == first
+
+
+def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
+    part(tmp_path, 1).close()
+    for processes, columns in ((2, 8), (3, 9)):
+        with pytest.raises(CountsFileError, match="another number of processes or workers"):
+            part(tmp_path, 1, processes=processes, columns=columns)
+
+
+def test_a_file_whose_maker_was_killed_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "inflight").write_bytes(bytes(1_000))
+    assert SharedSlots(part(tmp_path, 1)).claim("w1") == 0
+
+
+def test_a_place_that_nobody_can_write_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(CountsFileError, match=r"cannot use .*inflight for shared counts: No such file"):
+        part(tmp_path / "nowhere", 1)
+
+
+@pytest.mark.parametrize(("process", "processes"), [(0, 2), (3, 2), (1, 65)])
+def test_numbers_that_make_no_sense(process: int, processes: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 64"):
+        part(tmp_path, process, processes=processes)
+
+
+def test_places_given_back_elsewhere_can_be_told(tmp_path: Path) -> None:
+    one, two = SharedSlots(part(tmp_path, 1)), SharedSlots(part(tmp_path, 2))
+    mine = one.claim("w1")
+    two.add(two.claim("w1"), 1)
+    before = one.released_elsewhere()
+    two.add(mine, -1)
+    assert one.released_elsewhere() == before + 1
+    one.add(mine, 1)
+    one.add(mine, -1)
+    assert one.released_elsewhere() == before + 1
+
+
+def test_a_table_sees_the_load_and_the_memory_that_others_take(tmp_path: Path) -> None:
+    slots = SharedSlots(part(tmp_path, 1))
+    table = FleetTable(slots)
+    table.upsert(record("w1", kv_cache_usage=0.0, kv_blocks_total=1_000, kv_blocks_free=1_000, kv_block_tokens=16))
+    rows = table.candidates().rows
+    before = table.facts(rows)
+    table.acquire(int(rows[0]), 20)
+    with another(tmp_path, 2):
+        facts = table.facts(rows)
+        assert facts[Fact.IN_FLIGHT].tolist() == [4]
+        assert facts[Fact.KV_ROOM_TOKENS].tolist() == [before[Fact.KV_ROOM_TOKENS][0] - 520]
+        # The next beat knows of what was sent before it.
+        table.upsert(record("w1", kv_cache_usage=0.0, kv_blocks_total=1_000, kv_blocks_free=1_000, kv_block_tokens=16))
+        facts = table.facts(rows)
+        assert facts[Fact.IN_FLIGHT_AT_BEAT].tolist() == [4]
+        assert facts[Fact.KV_ROOM_TOKENS].tolist() == before[Fact.KV_ROOM_TOKENS].tolist()
+        assert table.in_flight() == {"w1": 1}
