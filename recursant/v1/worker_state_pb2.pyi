@@ -23,7 +23,7 @@ WORKER_PHASE_ISOLATED: WorkerPhase
 WORKER_PHASE_STOPPED: WorkerPhase
 
 class WorkerState(_message.Message):
-    __slots__ = ("id", "address", "phase", "incarnation", "sequence", "report_interval_ms", "models", "lora_adapters", "exclusive", "running_requests", "waiting_requests", "waiting_tokens", "queue_wait_ms", "token_rate", "peak_token_rate", "finished_requests", "finished_prompt_tokens", "free_vram_mb", "total_vram_mb", "kv_cache_usage", "kv_blocks_total", "kv_blocks_free", "kv_block_tokens", "kv_bytes_per_token", "bandwidth_used_mb_s", "bandwidth_total_mb_s", "gpu_temperature_c", "capacity_tokens", "max_queue", "max_num_seqs", "max_num_batched_tokens", "priority_scheduling", "prefix_caching", "errors", "engine")
+    __slots__ = ("id", "address", "phase", "incarnation", "sequence", "report_interval_ms", "models", "lora_adapters", "exclusive", "running_requests", "waiting_requests", "waiting_tokens", "queue_wait_ms", "token_rate", "peak_token_rate", "finished_requests", "finished_prompt_tokens", "free_vram_mb", "total_vram_mb", "kv_cache_usage", "kv_blocks_total", "kv_blocks_free", "kv_block_tokens", "kv_bytes_per_token", "bandwidth_used_mb_s", "bandwidth_total_mb_s", "gpu_temperature_c", "gpu_ecc_errors", "gpu_xid_errors", "capacity_tokens", "max_queue", "max_num_seqs", "max_num_batched_tokens", "priority_scheduling", "prefix_caching", "errors", "engine", "counters")
     ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,8 @@ class WorkerState(_message.Message):
     BANDWIDTH_USED_MB_S_FIELD_NUMBER: _ClassVar[int]
     BANDWIDTH_TOTAL_MB_S_FIELD_NUMBER: _ClassVar[int]
     GPU_TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    GPU_ECC_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    GPU_XID_ERRORS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +61,7 @@ class WorkerState(_message.Message):
     PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     address: str
     phase: WorkerPhase
@@ -86,6 +89,8 @@ class WorkerState(_message.Message):
     bandwidth_used_mb_s: float
     bandwidth_total_mb_s: float
     gpu_temperature_c: float
+    gpu_ecc_errors: int
+    gpu_xid_errors: int
     capacity_tokens: int
     max_queue: int
     max_num_seqs: int
@@ -94,7 +99,8 @@ class WorkerState(_message.Message):
     prefix_caching: bool
     errors: EngineErrors
     engine: str
-    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[LoadedModel, _Mapping]]] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., exclusive: bool = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., queue_wait_ms: _Optional[float] = ..., token_rate: _Optional[float] = ..., peak_token_rate: _Optional[float] = ..., finished_requests: _Optional[int] = ..., finished_prompt_tokens: _Optional[int] = ..., free_vram_mb: _Optional[int] = ..., total_vram_mb: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., bandwidth_used_mb_s: _Optional[float] = ..., bandwidth_total_mb_s: _Optional[float] = ..., gpu_temperature_c: _Optional[float] = ..., capacity_tokens: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., priority_scheduling: bool = ..., prefix_caching: bool = ..., errors: _Optional[_Union[EngineErrors, _Mapping]] = ..., engine: _Optional[str] = ...) -> None: ...
+    counters: EngineCounters
+    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[LoadedModel, _Mapping]]] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., exclusive: bool = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., queue_wait_ms: _Optional[float] = ..., token_rate: _Optional[float] = ..., peak_token_rate: _Optional[float] = ..., finished_requests: _Optional[int] = ..., finished_prompt_tokens: _Optional[int] = ..., free_vram_mb: _Optional[int] = ..., total_vram_mb: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., bandwidth_used_mb_s: _Optional[float] = ..., bandwidth_total_mb_s: _Optional[float] = ..., gpu_temperature_c: _Optional[float] = ..., gpu_ecc_errors: _Optional[int] = ..., gpu_xid_errors: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., priority_scheduling: bool = ..., prefix_caching: bool = ..., errors: _Optional[_Union[EngineErrors, _Mapping]] = ..., engine: _Optional[str] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
 
 class LoadedModel(_message.Message):
     __slots__ = ("name", "family", "vram_mb", "max_model_len")
@@ -119,3 +125,29 @@ class EngineErrors(_message.Message):
     other: int
     last: str
     def __init__(self, cuda: _Optional[int] = ..., out_of_memory: _Optional[int] = ..., other: _Optional[int] = ..., last: _Optional[str] = ...) -> None: ...
+
+class EngineCounters(_message.Message):
+    __slots__ = ("generated_tokens", "prompt_tokens", "prefix_queries", "prefix_hits", "preemptions", "finished_stop", "finished_length", "finished_abort", "finished_error", "finished_other", "rejected")
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_ABORT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_OTHER_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    generated_tokens: int
+    prompt_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    finished_stop: int
+    finished_length: int
+    finished_abort: int
+    finished_error: int
+    finished_other: int
+    rejected: int
+    def __init__(self, generated_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., finished_stop: _Optional[int] = ..., finished_length: _Optional[int] = ..., finished_abort: _Optional[int] = ..., finished_error: _Optional[int] = ..., finished_other: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...

@@ -80,8 +80,8 @@ class HttpSender:
         self._registered = False
 
     async def send(self, state: WorkerState) -> None:
-        """Post the report."""
-        check(state)
+        """Post the report. Of the address the host may be left out: the API fills in where the report comes from."""
+        check(_with_host(state))
         report = state_to_dict(state)
         if self._registered:
             response = await self._post(HEARTBEAT_PATH, report)
@@ -101,6 +101,15 @@ class HttpSender:
             return await self._client.post(path, json=report)
         except httpx.HTTPError as error:
             raise SendError(str(error) or type(error).__name__) from error
+
+
+def _with_host(state: WorkerState) -> WorkerState:
+    if not state.address.startswith(":"):
+        return state
+    filled = WorkerState()
+    filled.CopyFrom(state)
+    filled.address = f"host{state.address}"
+    return filled
 
 
 def _must_be_success(response: httpx.Response) -> None:

@@ -1,0 +1,90 @@
+"""What the engine's HTTP server answers to whoever stands beside it: whether it serves, and which adapters."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from http import HTTPStatus
+from typing import Final
+
+import httpx
+
+# Between two looks, seconds. Each costs the server a request that does nothing.
+LOOK_S: Final = 1.0
+MODELS_REFRESH_S: Final = 5.0
+TIMEOUT_S: Final = 2.0
+# A server that was never reached by then listens somewhere else than we think.
+WARN_AFTER_S: Final = 60.0
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_ADAPTERS: Final = 1_024
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLook:
+    """Looks at one engine's server every second, on the same machine.
+
+    Attributes:
+        serving: it takes requests. A server that is slow to answer is busy, not gone: it keeps its last standing.
+        dead: times that it was found to say that its engine is dead.
+        adapters: LoRA adapters that it lists; None where it does not let itself be asked.
+    """
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        """Take where it listens; connect to nothing yet."""
+        self._url = url
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self.serving = False
+        self.dead = 0
+        self.adapters: tuple[str, ...] | None = None
+        self._models_read_at = float("-inf")
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        began, warned = time.monotonic(), False
+        # Its certificate is for its clients, and we are on its own machine; and no proxy stands between.
+        async with httpx.AsyncClient(
+            base_url=self._url,
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            verify=False,  # noqa: S501 - it is on this machine
+            headers=self._headers,
+        ) as client:
+            while True:
+                await self._look(client)
+                if not self.serving and not warned and time.monotonic() - began > WARN_AFTER_S:
+                    warned = True
+                    _log.warning("nothing serves at %s: set RECURSANT_ENGINE_URL to where this vLLM listens", self._url)
+                await asyncio.sleep(LOOK_S)
+
+    async def _look(self, client: httpx.AsyncClient) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await client.get("/health")
+                self._healthy(answer.status_code)
+                if self.serving and time.monotonic() - self._models_read_at >= MODELS_REFRESH_S:
+                    await self._list(client)
+        except httpx.ConnectError:
+            self.serving = False
+        except (httpx.HTTPError, TimeoutError):
+            # Busy, or no HTTP that we speak: others will see whether it serves.
+            return
+
+    def _healthy(self, status: int) -> None:
+        was = self.serving
+        # vLLM says 503 when its engine is dead, and 200 in every other state.
+        self.serving = status != HTTPStatus.SERVICE_UNAVAILABLE
+        if was and not self.serving:
+            self.dead += 1
+            _log.error("the engine is dead: /health answers %d", status)
+
+    async def _list(self, client: httpx.AsyncClient) -> None:
+        self._models_read_at = time.monotonic()
+        answer = await client.get("/v1/models")
+        if answer.status_code != HTTPStatus.OK or len(answer.content) > MAX_BODY_BYTES:
+            return
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            entries = json.loads(answer.content)["data"]
+            names = [entry["id"] for entry in entries if entry.get("parent") is not None]
+            self.adapters = tuple(name for name in names if isinstance(name, str))[:MAX_ADAPTERS]
