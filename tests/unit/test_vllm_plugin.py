@@ -536,10 +536,10 @@ import sys
 from vllm_kit import vllm_installed
 with vllm_installed():
     import recursant.worker.vllm_plugin.plugin
-heavy = {"fastapi", "grpc", "hpack", "numpy", "pydantic", "rich", "typer", "uvicorn", "uvloop", "xds", "yaml"}
+heavy = {"fastapi", "grpc", "hpack", "numpy", "pydantic", "typer", "uvicorn", "uvloop", "xds", "yaml"}
 print(sorted(heavy & sys.modules.keys()))
 """
-    kits = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": kits},
