@@ -542,7 +542,7 @@ print(sorted(heavy & sys.modules.keys()))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": kits},
+        env=environment,
         capture_output=True,
         text=True,
         check=True,
