@@ -207,13 +207,15 @@ class DecisionLog:
 
     def _explain(self, note: Note, demand: Demand, outcome: Outcome | Ticket) -> None:
         counted = None
+        need = demand.need
         decided: Pick | Refusal = Refusal.NO_WORKER
         if isinstance(outcome, Decision):
             decided = Pick(outcome.rows, outcome.model, over_sla=outcome.fallback == "sla")
-            counted = Counted(outcome.rows[0], demand.need.kv_tokens)
+            need = outcome.need_of(demand)
+            counted = Counted(outcome.rows[0], need.kv_tokens)
         found = summarise(
             self._table,
-            demand.need,
+            need,
             weights=self._weights,
             decided=decided,
             counted=counted,

@@ -17,6 +17,7 @@ from extproc.body import BodyFacts, is_json
 from recursant import names
 from recursant.admission.calibration import Calibration
 from recursant.admission.classes import class_by_rules
+from recursant.admission.memory import shaped_output
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest, AgentResolver
@@ -26,7 +27,7 @@ from recursant.fleet.table import Fact, FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
 from recursant.routing.filters import MEMORY, SLOTS
 from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Need
-from recursant.routing.picker import Pick, Refusal, pick, round_robin
+from recursant.routing.picker import Pick, Refusal, most_room, pick, round_robin
 from recursant.routing.scorers import load_of
 
 _REQUEST_ID: Final = re.compile(rb"^[A-Za-z0-9][A-Za-z0-9._:/+=-]*$")
@@ -116,6 +117,8 @@ class Decision:
         replaced_models: names that become `model` as "auto" does, "," around each: what another family stands in for.
         engine_priority: for vLLM's own `priority`; None where no candidate runs priority scheduling.
         fallback: the fallback that was taken, for `x-recursant-fallback`.
+        max_tokens: the most tokens of output that the body may ask for; None: as many as it likes.
+        shaped: the tokens of output that memory left, where it decided.
     """
 
     rows: tuple[int, ...]
@@ -125,6 +128,13 @@ class Decision:
     engine_priority: int | None
     replaced_models: str = ""
     fallback: str | None = None
+    max_tokens: int | None = None
+    shaped: int | None = None
+
+    def need_of(self, demand: Demand) -> Need:
+        """What the request was placed with."""
+        need = demand.need
+        return need if self.shaped is None else replace(need, expected_tokens=self.shaped)
 
 
 class Gateway:
@@ -313,12 +323,19 @@ class Gateway:
         if found is Refusal.CONTEXT:
             # The length is an estimate from bytes. Where it fits nowhere, the engine's own tokenizer has the word.
             fallback = fallback or "context"
-            found = self._pick(replace(need, prompt_tokens=0))
+            need = replace(need, prompt_tokens=0)
+            found = self._pick(need)
+        shaped = None
+        if found is Refusal.MEMORY and demand.agent.policy.on_memory_pressure == "shape":
+            shaped = shaped_output(most_room(self.table, need), need.prompt_tokens)
+            if shaped is not None:
+                fallback = fallback or "shape"
+                found = self._pick(replace(need, expected_tokens=shaped))
         if isinstance(found, Refusal):
             return found
         if found.over_sla:
             fallback = fallback or "sla"
-        return self._decision(demand, found, fallback)
+        return self._decision(demand, found, fallback, shaped)
 
     def place_by_turn(self, demand: Demand, need: Need, fallback: str) -> Decision | Refusal:
         """Choose by turn among those that pass the hard filters."""
@@ -338,7 +355,9 @@ class Gateway:
         if not all(mask is None or mask[0] for mask in masks):
             return None
         self.table.acquire(row, need.kv_tokens)
-        return leader
+        # Its bounds are its own.
+        fallback = None if leader.fallback == "shape" else leader.fallback
+        return replace(leader, fallback=fallback, max_tokens=demand.agent.max_new_tokens, shaped=None)
 
     def degraded(self, demand: Demand, family: str) -> Demand:
         """The same request for another family, whose model takes the place of every name of the first one."""
@@ -389,9 +408,11 @@ class Gateway:
         routing = self.config.routing
         return pick(self.table, need, weights=routing.weights, candidates=routing.candidates, rng=self._rng)
 
-    def _decision(self, demand: Demand, found: Pick, fallback: str | None) -> Decision:
+    def _decision(self, demand: Demand, found: Pick, fallback: str | None, shaped: int | None = None) -> Decision:
         table = self.table
-        table.acquire(found.rows[0], demand.need.kv_tokens)
+        need = demand.need
+        expected_tokens = need.expected_tokens if shaped is None else shaped
+        table.acquire(found.rows[0], need.prompt_tokens + expected_tokens)
         if fallback is not None:
             self.recorder.fallback_taken(demand.agent.agent, fallback)
         engine_priority = None
@@ -408,4 +429,7 @@ class Gateway:
             engine_priority=engine_priority,
             replaced_models=f",{','.join(sorted(demand.stands_in_for))}," if demand.stands_in_for else "",
             fallback=fallback,
+            # Memory never leaves more than was asked for, and that is within the agent's own bound.
+            max_tokens=demand.agent.max_new_tokens if shaped is None else shaped,
+            shaped=shaped,
         )

@@ -51,6 +51,18 @@ def upstream_address(request: ProcessingRequest) -> str | None:
     return fields["upstream.address"].string_value or None if "upstream.address" in fields else None
 
 
+def clamped_by_lua(request: ProcessingRequest, *, added_too: bool) -> bool:
+    """Was the body's own bound on the output lowered on its way, or, with `added_too`, set where it had none?"""
+    namespaces = request.metadata_context.filter_metadata
+    if names.METADATA_NAMESPACE not in namespaces:
+        return False
+    fields = namespaces[names.METADATA_NAMESPACE].fields
+    if names.METADATA_CLAMPED not in fields:
+        return False
+    how = fields[names.METADATA_CLAMPED].string_value
+    return how == names.CLAMPED_LOWERED or (added_too and how == names.CLAMPED_ADDED)
+
+
 def continue_piece(phase: Phase, set_headers: Headers, remove_headers: tuple[str, ...] = ()) -> bytes:
     """Go on after the message of `phase`, with these mutations of the headers; bodies stay as they are."""
     response = ProcessingResponse()

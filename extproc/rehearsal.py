@@ -80,7 +80,7 @@ def rehearse(gateway: Gateway, question: Question, *, waiting: Mapping[str, int]
         "request": _request(twin, arrival, demand, body_read=body_read),
         "outcome": _outcome(twin, demand, outcome, arrival.at_s),
         "waiting": dict(waiting),
-        **_explained(gateway, demand.need, outcome),
+        **_explained(gateway, outcome.need_of(demand) if isinstance(outcome, Decision) else demand.need, outcome),
     }
     other = document["outcome"].get("fallback") or ""
     if other.startswith(DEGRADE_PREFIX):
@@ -212,6 +212,7 @@ def _outcome(twin: Gateway, demand: Demand, outcome: Outcome | Ticket, now: floa
                 "workers": [twin.table.worker_id(row) for row in outcome.rows],
                 "model": outcome.model or None,
                 "fallback": outcome.fallback,
+                "max_tokens": outcome.max_tokens,
             }
         case Ticket():
             until = demand.deadline_s if outcome.held is None else outcome.held.until_s

@@ -226,8 +226,11 @@ class RequestSession:
             added.append((names.SERVED_BY, self._worker))
         if decision.fallback is not None:
             added.append((names.FALLBACK, decision.fallback))
-        if agent.clamped:
-            added.append((names.CLAMPED, ",".join(agent.clamped)))
+        clamped = agent.clamped
+        if decision.max_tokens is not None and messages.clamped_by_lua(request, added_too=decision.shaped is not None):
+            clamped = (*clamped, names.CLAMPED_MAX_TOKENS)
+        if clamped:
+            added.append((names.CLAMPED, ",".join(clamped)))
         if status in _RETRY_AFTER_STATUSES and names.RETRY_AFTER not in headers:
             added.append((names.RETRY_AFTER, _DEFAULT_RETRY_AFTER))
         answer = messages.continue_answer("response_headers", tuple(added))
@@ -276,6 +279,8 @@ def _repeating_metadata(decision: Decision) -> tuple[tuple[str, str | int], ...]
         fields.append((names.METADATA_REPLACED_MODELS, decision.replaced_models))
     if decision.engine_priority is not None:
         fields.append((names.METADATA_PRIORITY, decision.engine_priority))
+    if decision.max_tokens is not None:
+        fields.append((names.METADATA_MAX_TOKENS, decision.max_tokens))
     return tuple(fields)
 
 

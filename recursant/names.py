@@ -78,6 +78,13 @@ METADATA_MODEL: Final = "model"
 METADATA_ALLOWED_MODELS: Final = "allowed_models"
 METADATA_REPLACED_MODELS: Final = "replaced_models"  # names that become `model`, as "auto" does
 METADATA_PRIORITY: Final = "priority"  # vLLM's own order: smaller = sooner
+METADATA_MAX_TOKENS: Final = "max_tokens"  # the most that the body may ask for
+# What Lua did about it: a bound of the client's was lowered, or one was added where there was none.
+METADATA_CLAMPED: Final = "clamped"
+CLAMPED_LOWERED: Final = "lowered"
+CLAMPED_ADDED: Final = "added"
+# How x-recursant-clamped calls a bound in the body that was lowered.
+CLAMPED_MAX_TOKENS: Final = "max_tokens"
 # Lua's mark on requests that came past ext_proc with nothing decided, and the log that tells the control plane.
 METADATA_FAIL_OPEN: Final = "fail_open"
 FAIL_OPEN_LOG: Final = "recursant_fail_open"

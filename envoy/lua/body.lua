@@ -1,10 +1,12 @@
--- After ext_proc: checks a JSON body, and makes the two edits that the decision asks for (DESIGN §4.4).
+-- After ext_proc: checks a JSON body, and makes the edits that the decision asks for (DESIGN §4.4).
 --
 -- What to do comes from ext_proc's dynamic metadata, or, while extproc is away, from the route's filter context:
 --   model           what a top-level "model": "auto" becomes
 --   allowed_models  the names that "model" may have, ",a,b,"; absent: any
 --   replaced_models names that become `model`, too: another family stands in for theirs
 --   priority        the value of the top-level "priority", set or added
+--   max_tokens      the most tokens of output: a larger bound of the client's is lowered, and one is added where an
+--                   answer would have none; which of the two is left in the metadata as `clamped`
 --
 -- Every other byte stays as it came. The body is scanned, not parsed: nothing is built from it.
 
@@ -17,6 +19,24 @@ local AUTO = "auto"
 -- Beyond what any request needs; Python's own parser, behind us in the worker, gives up at about 1,000.
 local MAX_DEPTH = 512
 local SHOWN_NAME = 128
+
+-- The top-level keys that matter here; their longest spelling escapes each letter in six bytes.
+local KEYS = {
+  model = true, priority = true, messages = true, prompt = true,
+  max_tokens = true, max_completion_tokens = true, max_output_tokens = true, min_tokens = true,
+}
+local LONGEST_KEY = 6 * #"max_completion_tokens"
+-- Held to the bound wherever they stand: more than the bound at the least would be refused.
+local LIMITS = { "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens" }
+-- The bounds that each kind of request knows, the one to add first, and what vLLM takes where none is said.
+local CHAT = { "max_tokens", "max_completion_tokens", default = math.huge }
+local COMPLETION = { "max_tokens", default = 16 }
+local RESPONSE = { "max_output_tokens", default = math.huge }
+-- Last parts of the paths whose requests generate nothing.
+local NO_OUTPUT = {
+  tokenize = true, detokenize = true, embeddings = true, embed = true, pooling = true, score = true, rerank = true,
+  classify = true,
+}
 
 local TAB, LF, CR, SPACE, QUOTE, COMMA, MINUS, DOT = 9, 10, 13, 32, 34, 44, 45, 46
 local ZERO, NINE, COLON, UPPER_E, OPEN_ARRAY, BACKSLASH, CLOSE_ARRAY = 48, 57, 58, 69, 91, 92, 93
@@ -158,21 +178,23 @@ end
 
 -- Our name for the key whose text is text[from..to], quotes left out; nil for any other key.
 local function wanted_key(text, from, to, escaped)
-  -- The longest spelling of "priority" escapes each of its letters in six bytes.
-  if to - from >= 48 then
+  if to - from >= LONGEST_KEY then
     return nil
   end
   local key = sub(text, from, to)
   if escaped then
     key = unescape(key)
   end
-  return (key == "model" or key == "priority") and key or nil
+  return KEYS[key] and key or nil
 end
 
--- Checks that `text` is one JSON object. Gives where its top-level values of "model" and "priority" are, each list
--- as from, to, from, to..., and the position of its first member or closing brace; or nil and what is wrong.
+-- Checks that `text` is one JSON object. Gives where its top-level values of our keys are, each list as from, to,
+-- from, to..., and the position of its first member or closing brace; or nil and what is wrong.
 local function scan(text)
-  local found = { model = {}, priority = {} }
+  local found = {}
+  for name in pairs(KEYS) do
+    found[name] = {}
+  end
   local closers = {}
   local depth = 0
   -- A UTF-8 byte order mark, which the worker's parser skips, too.
@@ -319,6 +341,85 @@ local function edit_priority(text, found, priority, edits)
   end
 end
 
+-- The number that a value of a bound stands for: the worker's parser takes strings of digits, too. nil: for none.
+local function number_of(text, from, to)
+  local c = byte(text, from)
+  if c == QUOTE then
+    local said = unescape(sub(text, from + 1, to - 1))
+    -- Whatever else has digits in it, a lenient parser may read as any number.
+    return tonumber(match(said, "^%d+$")) or (find(said, "%d") and math.huge) or nil
+  elseif c == MINUS or (c >= ZERO and c <= NINE) then
+    return tonumber((match(sub(text, from, to), "^%S+")))
+  end
+end
+
+-- The kinds of requests that a body may be: by its path, or, where that is an agent's own, by what it holds.
+local function kinds_of(found, path)
+  if find(path, "/chat/completions$") then
+    return { CHAT }
+  elseif find(path, "/completions$") then
+    return { COMPLETION }
+  elseif find(path, "/responses$") then
+    return { RESPONSE }
+  elseif NO_OUTPUT[match(path, "[^/]*$")] then
+    return {}
+  end
+  local kinds = {}
+  if #found.messages > 0 then
+    kinds[1] = CHAT
+  end
+  if #found.prompt > 0 then
+    kinds[#kinds + 1] = COMPLETION
+  end
+  return kinds
+end
+
+-- Bounds a request of one kind where it has no bound of its own.
+local function add_limit(text, found, kind, bound, edits)
+  local nulls = {}
+  for _, name in ipairs(kind) do
+    local spans = found[name]
+    -- Of equal keys the last one counts.
+    local from, to = spans[#spans - 1], spans[#spans]
+    if from and byte(text, from) == LOWER_N then
+      nulls[#nulls + 1] = { from, to, format("%d", bound) }
+    elseif from and number_of(text, from, to) then
+      return false
+    end
+  end
+  if #nulls > 0 then
+    for _, edit in ipairs(nulls) do
+      edits[#edits + 1] = edit
+    end
+    return true
+  elseif bound < kind.default then
+    edits[#edits + 1] = { found.first, found.first - 1, format('"%s":%d,', kind[1], bound) }
+    return true
+  end
+  return false
+end
+
+-- Holds the output to `bound` tokens. Gives "lowered" or "added", or nil where nothing had to be done.
+local function edit_limits(text, found, path, bound, edits)
+  local done
+  for _, name in ipairs(LIMITS) do
+    local spans = found[name]
+    for i = 1, #spans, 2 do
+      local number = number_of(text, spans[i], spans[i + 1])
+      if number and number > bound then
+        edits[#edits + 1] = { spans[i], spans[i + 1], format("%d", bound) }
+        done = "lowered"
+      end
+    end
+  end
+  for _, kind in ipairs(kinds_of(found, path)) do
+    if add_limit(text, found, kind, bound, edits) then
+      done = done or "added"
+    end
+  end
+  return done
+end
+
 -- `text` with the edits made; each is {from, to, replacement}, and none overlap.
 local function applied(text, edits)
   table.sort(edits, function(a, b)
@@ -345,6 +446,7 @@ local function wanted_by(handle)
       allowed = decision.allowed_models,
       replaced = decision.replaced_models,
       priority = decision.priority,
+      max_tokens = decision.max_tokens,
     }
   end
   metadata:set(NAMESPACE, "fail_open", true)
@@ -353,6 +455,7 @@ local function wanted_by(handle)
     model = context:get("model"),
     allowed = context:get("allowed_models"),
     priority = context:get("priority"),
+    max_tokens = context:get("max_tokens"),
   }
 end
 
@@ -370,6 +473,7 @@ function envoy_on_request(handle)
   local wanted = wanted_by(handle)
   local headers = handle:headers()
   local kind = headers:get("content-type")
+  local path = headers:get(":path") or ""
   if headers:get(":method") ~= "POST" or kind == nil or not is_json(kind) then
     return
   end
@@ -392,6 +496,12 @@ function envoy_on_request(handle)
   end
   if wanted.priority then
     edit_priority(text, found, wanted.priority, edits)
+  end
+  if wanted.max_tokens then
+    local clamped = edit_limits(text, found, match(path, "^[^?#]*"), wanted.max_tokens, edits)
+    if clamped then
+      handle:streamInfo():dynamicMetadata():set(NAMESPACE, "clamped", clamped)
+    end
   end
   if #edits > 0 then
     body:setBytes(applied(text, edits))

@@ -13,6 +13,16 @@ from recursant.v1.worker_state_pb2 import WorkerState
 WATER_MARK: Final = 0.85
 
 
+# Fewer tokens of output than this are no answer: then the request is refused, whatever its policy says of shaping.
+LEAST_SHAPED_TOKENS: Final = 16
+
+
+def shaped_output(room: float, prompt_tokens: int) -> int | None:
+    """The bound on the output that makes a request fit into `room` KV tokens; None where no answer would fit."""
+    left = math.floor(room) - prompt_tokens
+    return left if left >= LEAST_SHAPED_TOKENS else None
+
+
 def room_tokens(state: WorkerState) -> float:
     """KV tokens that a worker can still take below the water-mark; NaN where it does not report its cache.
 

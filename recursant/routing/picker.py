@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import CandidateSet, Facts, FleetTable, Rows
-from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER, Mask
+from recursant.fleet.table import CandidateSet, Fact, Facts, FleetTable, Rows
+from recursant.routing.filters import HARD_FILTERS, MEMORY, SLOTS, SOFT_FILTER, Mask
 from recursant.routing.need import Need
 from recursant.routing.scorers import load_of, score
 
@@ -76,6 +76,25 @@ def pick(
     if keep is not None:
         scores = np.where(keep, scores, -np.inf)
     return _ordered(found, scores, candidates, rng, masked=keep is not None, over_sla=over_sla)
+
+
+def most_room(table: FleetTable, need: Need) -> float:
+    """The most KV tokens that a worker has left which passes every hard filter but that of memory; 0 for none.
+
+    Where all of those are full, that of whoever would be waited for.
+    """
+    found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+    facts = table.facts(found.rows)
+    load = load_of(facts)
+    room = np.nan_to_num(facts[Fact.KV_ROOM_TOKENS], nan=0.0)
+    best = 0.0
+    for each in HARD_FILTERS:
+        if each is SLOTS:
+            best = room.max(initial=0.0)
+        mask = None if each is MEMORY else each.keep(facts, found.max_model_len, load, need)
+        if mask is not None:
+            room = np.where(mask, room, 0.0)
+    return float(room.max(initial=0.0) or best)
 
 
 def round_robin(table: FleetTable, need: Need, *, turn: int, candidates: int) -> Pick | Refusal:

@@ -1,5 +1,6 @@
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,13 @@ AGENTS: list[dict[str, Any]] = [
     {"agent_id": "turns", "model_family": "qwen", "fallback_strategy": "round_robin"},
     {"agent_id": "degrade", "model_family": "qwen", "fallback_strategy": "degrade_to_phi"},
     {"agent_id": "hold", "model_family": "qwen", "on_memory_pressure": "hold", "max_new_tokens": 100},
+    {
+        "agent_id": "shape",
+        "model_family": "qwen",
+        "on_memory_pressure": "shape",
+        "max_new_tokens": 1_000,
+        "class": "high",
+    },
     {"agent_id": "batch", "model_family": "qwen", "batch_window_ms": 50, "class": "high"},
     {"agent_id": "slow-batch", "model_family": "qwen", "batch_window_ms": 200},
     {"agent_id": "hurry", "model_family": "qwen", "timeout_ms": 1_000},
@@ -291,6 +299,70 @@ def test_what_was_sent_since_the_last_beat_counts() -> None:
 def test_an_idle_worker_takes_what_it_can() -> None:
     office = Office(record("w1", kv_cache_usage=0.0, **KV))
     assert isinstance(office.come("high", length=100_000)[0].outcome, Decision)
+
+
+def test_an_answer_is_shortened_to_what_fits_where_the_policy_says_so() -> None:
+    # 560 tokens are free below the mark, the prompt has 100.
+    office = Office(record("w1", kv_cache_usage=0.5, running_requests=1, **KV))
+    client, _ = office.come("shape", length=400)
+    assert isinstance(client.outcome, Decision)
+    assert (client.outcome.fallback, client.outcome.shaped, client.outcome.max_tokens) == ("shape", 460, 460)
+    assert office.recorded.fallbacks == [("shape", "shape")]
+    # All of the room is given away: the next one finds none, and hears what would fit.
+    second, _ = office.come("shape", length=400)
+    assert (problem(second).status, problem(second).code) == (429, "kv_memory")
+
+
+def test_what_fits_as_it_is_is_not_shaped() -> None:
+    office = Office(record("w1", kv_cache_usage=0.0, running_requests=1, **KV))
+    client, _ = office.come("shape", length=400)
+    assert isinstance(client.outcome, Decision)
+    assert (client.outcome.fallback, client.outcome.shaped, client.outcome.max_tokens) == (None, None, 1_000)
+
+
+def test_an_answer_is_shaped_for_the_worker_with_most_room_that_it_may_use() -> None:
+    office = Office(
+        record("w1", kv_cache_usage=0.5, running_requests=1, **KV),
+        record("w2", kv_cache_usage=0.35, running_requests=1, **KV),
+        # It has the room, but no slot.
+        record("w3", kv_cache_usage=0.2, running_requests=1, max_num_seqs=1, **KV),
+    )
+    client, _ = office.come("shape", length=400)
+    assert office.worker_of(client) == "w2"
+    assert isinstance(client.outcome, Decision)
+    assert client.outcome.shaped == 800 - 100
+
+
+def test_an_answer_that_would_be_too_short_is_refused() -> None:
+    # 16 tokens are left beside the prompt, or 15.
+    for left, code in ((16, None), (15, "kv_memory")):
+        office = Office(record("w1", kv_cache_usage=0.5, running_requests=1, **KV))
+        client, _ = office.come("shape", length=(560 - left) * 4)
+        assert (problem(client).code if isinstance(client.outcome, ApiProblem) else None) == code
+
+
+def test_whoever_waits_for_a_slot_is_shaped_when_it_comes() -> None:
+    office = Office(record("w1", kv_cache_usage=0.5, running_requests=2, max_num_seqs=2, **KV))
+    client, ticket = office.come("shape", length=400)
+    assert ticket is not None
+    office.table.upsert(record("w1", kv_cache_usage=0.6, running_requests=1, max_num_seqs=2, **KV))
+    office.desk.capacity_changed()
+    office.run(0.1)
+    assert isinstance(client.outcome, Decision)
+    # 0.25 x 1,600 less the prompt.
+    assert client.outcome.shaped == 300
+
+
+def test_the_bounds_of_a_batch_are_each_request_s_own() -> None:
+    office = Office(record("w1"))
+    demands = [office.demand("batch"), office.demand("batch")]
+    demands[1].agent = replace(demands[1].agent, max_new_tokens=7)
+    clients = [Client(), Client()]
+    for client, demand in zip(clients, demands, strict=True):
+        assert isinstance(office.desk.admit(client, demand, 0.0), Ticket)
+    office.run(0.05)
+    bounds = [client.outcome.max_tokens for client in clients if isinstance(client.outcome, Decision)]
+    assert bounds == [None, 7]
 
 
 def test_memory_is_waited_for_where_the_policy_says_so() -> None:

@@ -39,11 +39,20 @@ def test_lua_reads_the_metadata_that_python_writes() -> None:
         names.METADATA_SELECTED,
         names.METADATA_FAIL_OPEN,
     }
-    for_lua = {value for name, value in vars(names).items() if name.startswith("METADATA_")} - for_envoy
+    from_lua = {names.METADATA_CLAMPED}
+    for_lua = {value for name, value in vars(names).items() if name.startswith("METADATA_")} - for_envoy - from_lua
     assert set(re.findall(r"decision\.([a-z_]+)", code)) == for_lua
-    of_routes = {names.METADATA_MODEL, names.METADATA_ALLOWED_MODELS, names.METADATA_PRIORITY}
+    of_routes = {
+        names.METADATA_MODEL,
+        names.METADATA_ALLOWED_MODELS,
+        names.METADATA_PRIORITY,
+        names.METADATA_MAX_TOKENS,
+    }
     assert set(re.findall(r'context:get\("([a-z_]+)"\)', code)) == of_routes
     assert f'metadata:set(NAMESPACE, "{names.METADATA_FAIL_OPEN}", true)' in code
+    assert f':set(NAMESPACE, "{names.METADATA_CLAMPED}", clamped)' in code
+    for said in (names.CLAMPED_LOWERED, names.CLAMPED_ADDED):
+        assert f'"{said}"' in code
 
 
 def test_the_bootstrap_names_the_clusters_that_python_names() -> None:

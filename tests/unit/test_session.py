@@ -74,8 +74,12 @@ class Bench:
         message.request_body.end_of_stream = True
         return self.send(message)
 
-    def response(self, status: str = "200", upstream: str | None = None, **headers: str) -> ProcessingResponse:
+    def response(
+        self, status: str = "200", upstream: str | None = None, clamped: str | None = None, **headers: str
+    ) -> ProcessingResponse:
         message = ProcessingRequest()
+        if clamped is not None:
+            message.metadata_context.filter_metadata["recursant"].fields["clamped"].string_value = clamped
         fill(message.response_headers, {":status": status} | {k.replace("_", "-"): v for k, v in headers.items()})
         if upstream is not None:
             fields = message.attributes["envoy.filters.http.ext_proc"].fields
@@ -365,6 +369,15 @@ def test_retry_after_is_added_where_it_lacks(status: str, own: str | None, added
     bench.request(x_agent_id="chat-web")
     headers = {} if own is None else {"retry_after": own}
     assert mutations(bench.response(status, upstream="10.0.0.1:8000", **headers)).get("retry-after") == added
+
+
+@pytest.mark.parametrize(("how", "said"), [("lowered", "max_tokens"), ("added", None), (None, None)])
+def test_a_bound_in_the_body_that_lua_lowered_is_said(how: str | None, said: str | None) -> None:
+    bounded = {"agent_id": "brief", "model_family": "qwen", "max_new_tokens": 20}
+    bench = Bench(record("w1"), config={"agents": [bounded]})
+    answer = bench.request(x_agent_id="brief")
+    assert metadata(answer)["max_tokens"] == 20
+    assert mutations(bench.response(clamped=how)).get("x-recursant-clamped") == said
 
 
 def test_what_was_clamped_and_every_fallback_is_said() -> None:

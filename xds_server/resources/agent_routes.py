@@ -32,6 +32,7 @@ class Target:
         model: what "auto" becomes.
         allowed_models: the names that a body may use, joined by ","; None for any.
         priority: vLLM's own, where every worker of the family schedules by it.
+        max_tokens: the most tokens of output that a body may ask for.
         fail_closed: refuse instead.
     """
 
@@ -39,6 +40,7 @@ class Target:
     model: str | None = None
     allowed_models: str | None = None
     priority: int | None = None
+    max_tokens: int | None = None
     fail_closed: bool = False
 
     @classmethod
@@ -54,6 +56,7 @@ class Target:
             model=agent.model or (offer.auto if family is not None or offer.everywhere else None),
             allowed_models=allowed,
             priority=agent.priority_class.engine_priority if offer.priority_scheduling else None,
+            max_tokens=agent.max_new_tokens,
             fail_closed=agent.failure_mode == "closed",
         )
 
@@ -75,6 +78,8 @@ class Target:
             context[names.METADATA_ALLOWED_MODELS] = f",{self.allowed_models},"
         if self.priority is not None:
             context[names.METADATA_PRIORITY] = self.priority
+        if self.max_tokens is not None:
+            context[names.METADATA_MAX_TOKENS] = self.max_tokens
         return context
 
 
