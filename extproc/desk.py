@@ -112,6 +112,11 @@ class Desk:
             times.append(expiry)
         return min(times, default=None)
 
+    @property
+    def holds(self) -> bool:
+        """Is anybody in the queue? Batch windows do not count: they end by themselves."""
+        return len(self._queue) > 0
+
     def depth(self) -> dict[str, int]:
         """How many requests are held, by class; those in batch windows count, too."""
         depth = self._queue.depth()

@@ -19,12 +19,14 @@ from extproc.inspection import Inspector, Parameters, inspection_app
 from extproc.metrics import ExtProcCollector, Gauges, Recorder
 from extproc.policy_client import PolicyClient, node_id, target_of
 from extproc.session import sessions
+from extproc.sharing import Neighbours, NeighbourWatch, Share
 from extproc.transports.base import MESSAGE_MARGIN_BYTES, Transport
 from extproc.transports.grpcio import GrpcioTransport
 from extproc.transports.lean import LeanTransport
 from recursant.admission.queue import HoldQueue
 from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
+from recursant.fleet.counts_file import ColumnsFullError
 from recursant.fleet.directory import FleetDirectory
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord
@@ -44,23 +46,28 @@ _TRANSPORTS: Final[Mapping[str, Callable[..., Transport]]] = {"lean": LeanTransp
 _log = logging.getLogger(__name__)
 
 
-async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean") -> None:
+async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean", share: Share | None = None) -> None:
     """Answer ext_proc streams on `config.extproc.listen` until `stop` is set, then drain.
 
     Args:
         config: the whole configuration.
         stop: set by the caller, for instance on a signal.
         transport: `lean` or `grpcio`.
+        share: which of several processes of this host this is, with its part of the addresses; None: the only one.
 
     Raises:
         AddressError: a listening address cannot be used.
+        CountsFileError: the file that the processes share cannot be used.
         OSError: the metrics port cannot be used.
         ValueError: no such transport.
     """
     if transport not in _TRANSPORTS:
         raise ValueError(f"no transport {transport!r}: expected one of {', '.join(_TRANSPORTS)}")
+    neighbours = None if share is None else Neighbours(config, share)
+    process = 1 if share is None else share.process
+    listen = config.extproc.listen if share is None else config.extproc.listen_of(process)
     directory = FleetDirectory(config, name="extproc", judges=True)
-    table = FleetTable()
+    table = FleetTable(None if neighbours is None else neighbours.slots)
     recorder = Recorder()
     gateway = Gateway(
         config=config,
@@ -73,11 +80,25 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
     )
 
     runner = DeskRunner(lambda now: desk.run(now), time.monotonic)
-    desk = Desk(gateway, HoldQueue(config.limits.held_requests), runner.wake)
+    watch = None
+    if neighbours is not None:
+        watch = NeighbourWatch(neighbours.slots.released_elsewhere, lambda: desk.holds, lambda: desk.capacity_changed())
+
+    def wake() -> None:
+        runner.wake()
+        if watch is not None:
+            watch.begin()
+
+    desk = Desk(gateway, HoldQueue(config.limits.held_requests), wake)
     decisions = DecisionLog(config.decisions, config.routing, table, clock=time.monotonic, rng=random.Random())
 
     def known(record: WorkerRecord) -> None:
-        table.upsert(record)
+        try:
+            table.upsert(record)
+        except ColumnsFullError as error:
+            assert neighbours is not None  # noqa: S101 - for the type checker; counts of our own have no end
+            neighbours.no_room(record.worker_id, error)
+            return
         state = record.state
         if state.HasField("finished_requests"):
             gateway.calibration.reported(
@@ -114,15 +135,22 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean")
         )
 
     inspector = Inspector(gateway, desk, decisions)
-    async with _following(directory, client) as following, _metrics(config, recorder, gauges, inspector):
+    metrics_port = config.extproc.metrics_ports[process - 1]
+    async with (
+        contextlib.nullcontext() if neighbours is None else neighbours.reaping(desk.capacity_changed),
+        _following(directory, client) as following,
+        _metrics((config.extproc.metrics_host, metrics_port), recorder, gauges, inspector),
+    ):
         try:
             await _fleet_known(directory)
-            for bound in await server.listen(config.extproc.listen):
+            for bound in await server.listen(listen):
                 _log.info("listening on %s (%s transport)", bound, transport)
             await _until(stop, following)
         finally:
             await server.drain(DRAIN_SECONDS)
             runner.stop()
+            if watch is not None:
+                watch.stop()
 
 
 def _policy_client(config: Config, on_policies: Callable[[tuple[AgentPolicy, ...]], None]) -> PolicyClient:
@@ -176,7 +204,7 @@ async def _until(stop: asyncio.Event, following: asyncio.Task[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def _metrics(
-    config: Config, recorder: Recorder, gauges: Callable[[], Gauges], inspector: Inspector
+    address: tuple[str, int], recorder: Recorder, gauges: Callable[[], Gauges], inspector: Inspector
 ) -> AsyncIterator[None]:
     """Serve the metrics, and what operators may ask, from a thread of their own."""
     loop = asyncio.get_running_loop()
@@ -196,8 +224,8 @@ async def _metrics(
     registry = CollectorRegistry()
     registry.register(ExtProcCollector(recorder, read_on_loop))
     ProcessCollector(registry=registry)
-    extproc = config.extproc
-    server, thread = start_http_server(extproc.metrics_port, extproc.metrics_host, registry)
+    host, port = address
+    server, thread = start_http_server(port, host, registry)
     metrics = server.get_app()
     assert metrics is not None  # noqa: S101 - for the type checker; it was set as the server was made
     server.set_app(inspection_app(metrics, inspect_on_loop))

@@ -8,13 +8,14 @@ import ipaddress
 from collections.abc import Iterator
 from typing import Any, Final
 
-from recursant.config.model import Config
+from recursant.config.model import MAX_EXTPROC_PROCESSES, Config
 from recursant.config.problem import Finding, Location, shown
 
 # Paths that the gateway answers itself.
 RESERVED_PATHS: Final = ("/healthz", "/readyz", "/v1/models")
 
 _NAMES_SHOWN: Final = 20
+_LAST_PORT: Final = 65_535
 _LISTENERS: Final = (
     ("gateway", "host", "port"),
     ("gateway", "admin_host", "admin_port"),
@@ -34,6 +35,7 @@ def errors(data: Data) -> Iterator[Finding]:
     yield from _workers(data)
     yield from _paths(data)
     yield from _listen(data)
+    yield from _processes(data)
 
 
 def warnings(data: Data) -> Iterator[Finding]:
@@ -104,6 +106,31 @@ def _listen(data: Data) -> Iterator[Finding]:
         )
 
 
+def _processes(data: Data) -> Iterator[Finding]:
+    extproc = _section(data, "extproc")
+    defaults = Config().extproc
+    processes = extproc.get("processes", defaults.processes)
+    if not _is_number(processes) or not 1 < processes <= MAX_EXTPROC_PROCESSES:
+        return
+    listen = extproc.get("listen")
+    # `recursant up` gives addresses of its own: without any here there is nothing to compare with.
+    if isinstance(listen, list) and len(listen) < processes:
+        yield Finding(
+            ("extproc", "processes"),
+            "each process needs an address of its own in extproc.listen",
+            shown(processes),
+            f"at most {len(listen)}, as many as extproc.listen has",
+        )
+    port = extproc.get("metrics_port", defaults.metrics_port)
+    if _is_number(port) and port <= _LAST_PORT < port + processes - 1:
+        yield Finding(
+            ("extproc", "metrics_port"),
+            f"the {processes} processes take ports from here on, and the last of them does not exist",
+            shown(port),
+            f"at most {_LAST_PORT - processes + 1}",
+        )
+
+
 def _unknown_workers(data: Data) -> Iterator[Finding]:
     exclusive: set[str] = set()
     for _, entry in _entries(data, "workers"):
@@ -129,10 +156,18 @@ def _collisions(data: Data) -> Iterator[Finding]:
         if address is None:
             continue
         name = f"{section}.{port_key}"
-        first = seen.setdefault(address, name)
-        if first != name:
-            message = f"the same address as {first}; both on one machine cannot listen"
-            yield Finding((section, port_key), message, shown(port))
+        for more in range(_ports(section, given)):
+            first = seen.setdefault((address[0], address[1] + more), name)
+            if first != name:
+                message = f"the same address as {first}; both on one machine cannot listen"
+                yield Finding((section, port_key), message, shown(port))
+                break
+
+
+def _ports(section: str, given: Data) -> int:
+    """How many ports a listener takes, from its own on."""
+    processes = given.get("processes", 1) if section == "extproc" else 1
+    return processes if _is_number(processes) and 1 <= processes <= MAX_EXTPROC_PROCESSES else 1
 
 
 def _open_listeners(data: Data) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ from recursant import names
 from recursant.agents.policy import AgentPolicy
 from recursant.config import syntax
 
+# extproc processes on one host.
+MAX_EXTPROC_PROCESSES = 64
 # No time here makes sense beyond a day, and Envoy's durations are bounded too.
 DAY_MS = 86_400_000
 
@@ -190,17 +192,29 @@ class Gateway(Section):
 class ExtProc(Section):
     """Where Envoy reaches the ext_proc service, and how long it waits."""
 
-    # "unix:/path" or "host:port"; one process serves them all.
+    # "unix:/path" or "host:port"; the processes share them out.
     listen: Annotated[Sequence[ListenAddress], AfterValidator(syntax.check_some)] = (
         "unix:/run/recursant/extproc.sock",
     )
+    # Of one host, which share the requests and count together.
+    processes: Annotated[int, Field(ge=1, le=MAX_EXTPROC_PROCESSES)] = 1
     message_timeout_ms: PositiveMilliseconds = 250
     # The longest hold that extproc may ask for.
     max_message_timeout_ms: PositiveMilliseconds = 300_000
     # Where the last good policies are kept for a start without the control plane.
     state_dir: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
     metrics_host: Host = names.LOOPBACK
+    # Of the first process; the others follow.
     metrics_port: Port = names.EXTPROC_METRICS_PORT
+
+    @property
+    def metrics_ports(self) -> tuple[int, ...]:
+        """One for each process."""
+        return tuple(range(self.metrics_port, self.metrics_port + self.processes))
+
+    def listen_of(self, process: int) -> tuple[str, ...]:
+        """The addresses that a process serves; processes count from 1. Empty where there are too few."""
+        return self.listen[process - 1 :: self.processes]
 
 
 class Xds(Section):

@@ -20,7 +20,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_PROCESSES: Final = 64
+from recursant.config.model import MAX_EXTPROC_PROCESSES
+
 _MAGIC: Final = b"RCNTCNT1"
 _HEADER: Final = struct.Struct("=8sII")
 _HEADER_BYTES: Final = 64
@@ -57,8 +58,8 @@ class CountsFile:
     """
 
     def __init__(self, path: Path, *, process: int, processes: int, columns: int) -> None:
-        if not 1 <= process <= processes <= MAX_PROCESSES:
-            raise ValueError(f"process {process} of {processes}: expected 1 to {MAX_PROCESSES}")
+        if not 1 <= process <= processes <= MAX_EXTPROC_PROCESSES:
+            raise ValueError(f"process {process} of {processes}: expected 1 to {MAX_EXTPROC_PROCESSES}")
         self.path = path
         self._process = process
         self._processes = processes

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from recursant.config.model import Config, StaticWorker
+from recursant.config.model import Config, ExtProc, StaticWorker
 from recursant.fleet.address import join_address
 from recursant.fleet.families import FamilyResolver
 from recursant.names import LOOPBACK, WORKER_PORT
-from recursant.supervise.ports import Binding, free_ports
+from recursant.supervise.ports import Binding, free_ports, free_range
 from recursant.supervise.rundir import RunDirectory
 
 DEFAULT_WORKERS: Final = 4
@@ -39,6 +39,8 @@ class UpOptions:
         worker_models: names that every simulated worker serves.
         worker_port: of the first simulated worker; the others follow.
         host: where the gateway listens.
+        extproc_processes: that share the requests.
+        extproc_metrics_port: of the first of them; the others follow.
         redis_url: instead of the embedded server.
     """
 
@@ -51,6 +53,7 @@ class UpOptions:
     admin_port: int | None = None
     xds_port: int | None = None
     api_port: int | None = None
+    extproc_processes: int | None = None
     extproc_metrics_port: int | None = None
     xds_metrics_port: int | None = None
     redis_url: str | None = None
@@ -82,11 +85,9 @@ class Layout:
             Binding("the control API", config.api.host, config.api.port, "--api-port"),
             Binding("the xDS server", config.xds.host, config.xds.port, "--xds-port"),
             Binding("the xDS metrics", config.xds.metrics_host, config.xds.metrics_port, "--xds-metrics-port"),
-            Binding(
-                "the extproc metrics",
-                config.extproc.metrics_host,
-                config.extproc.metrics_port,
-                "--extproc-metrics-port",
+            *(
+                Binding("the extproc metrics", config.extproc.metrics_host, port, "--extproc-metrics-port")
+                for port in config.extproc.metrics_ports
             ),
             *(
                 Binding(f"simulated worker {number}", LOOPBACK, port, "--worker-port")
@@ -129,15 +130,7 @@ def lay_out(config: Config, options: UpOptions, run: RunDirectory) -> Layout:
         }
     )
     api = config.api.model_copy(update={"port": pick(options.api_port, config.api.port, config.api.host)})
-    extproc = config.extproc.model_copy(
-        update={
-            "listen": (f"unix:{run.socket_directory() / 'extproc.sock'}",),
-            "state_dir": config.extproc.state_dir or str(run.path / "state"),
-            "metrics_port": pick(
-                options.extproc_metrics_port, config.extproc.metrics_port, config.extproc.metrics_host
-            ),
-        }
-    )
+    extproc = _extproc(config.extproc, options, run, taken)
     worker_ports = _worker_ports(options.worker_port, count, taken)
     url = options.redis_url or config.redis.url
     redis_port = None
@@ -159,6 +152,30 @@ def lay_out(config: Config, options: UpOptions, run: RunDirectory) -> Layout:
         worker_ports=worker_ports,
         worker_models=options.worker_models or _models_of_agents(config),
         redis_port=redis_port,
+    )
+
+
+def _extproc(extproc: ExtProc, options: UpOptions, run: RunDirectory, taken: set[int]) -> ExtProc:
+    """One socket and one port for metrics for each process."""
+    processes = options.extproc_processes or extproc.processes
+    port = extproc.metrics_port if options.extproc_metrics_port is None else options.extproc_metrics_port
+    if port == 0:
+        port = free_range(extproc.metrics_host, processes, taken=taken)
+    if port + processes - 1 > _MAX_PORT:
+        raise LayoutError(
+            f"{processes} extproc processes from metrics port {port} on go past {_MAX_PORT}: "
+            "lower --extproc-metrics-port"
+        )
+    taken.update(range(port, port + processes))
+    folder = run.socket_directory()
+    sockets = ["extproc.sock"] if processes == 1 else [f"extproc-{each}.sock" for each in range(1, processes + 1)]
+    return extproc.model_copy(
+        update={
+            "listen": tuple(f"unix:{folder / socket}" for socket in sockets),
+            "processes": processes,
+            "state_dir": extproc.state_dir or str(run.path / "state"),
+            "metrics_port": port,
+        }
     )
 
 

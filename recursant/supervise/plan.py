@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from recursant import __version__
+from recursant.config.model import Config
 from recursant.fleet.address import join_address
 from recursant.names import LOOPBACK
 from recursant.store.embedded import embedded_redis_command
@@ -58,6 +59,12 @@ def recursant_command(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "recursant.cli", *arguments)
 
 
+def extproc_names(config: Config) -> list[str]:
+    """The extproc processes: `extproc` where there is one, else `extproc-1`, `extproc-2`, …"""
+    processes = config.extproc.processes
+    return [EXTPROC] if processes == 1 else [f"{EXTPROC}-{number}" for number in range(1, processes + 1)]
+
+
 def worker_name(port: int) -> str:
     """Name and id of the simulated worker on a port."""
     return f"sim-{port}"
@@ -97,29 +104,46 @@ def plan(layout: Layout, run: RunDirectory, choices: RunChoices) -> list[Process
 def _services(layout: Layout, run: RunDirectory, choices: RunChoices, after: tuple[str, ...]) -> list[ProcessSpec]:
     config = layout.config
     common = ("--config", str(run.config), "--log-level", choices.log_level)
-    [listen] = config.extproc.listen
     xds_host = dialled(config.xds.host)
     api_host = dialled(config.api.host)
-    services: list[tuple[str, tuple[str, ...], Probe, str]] = [
-        (XDS, (), TcpProbe(xds_host, config.xds.port), join_address(config.xds.host, config.xds.port)),
+    services: list[tuple[str, Probe, str]] = [
+        (XDS, TcpProbe(xds_host, config.xds.port), join_address(config.xds.host, config.xds.port)),
         (
             API,
-            (),
             HttpProbe(api_host, config.api.port, "/v1/health"),
             join_address(config.api.host, config.api.port),
         ),
-        (EXTPROC, ("--transport", choices.transport), UnixProbe(listen.removeprefix("unix:")), listen),
     ]
-    return [
+    specs = [
         ProcessSpec(
             name=name,
-            command=recursant_command("serve", name, *common, *arguments),
+            command=recursant_command("serve", name, *common),
             ready=ready,
             address=address,
             after=after,
         )
-        for name, arguments, ready, address in services
+        for name, ready, address in services
     ]
+    return [*specs, *_extproc(layout, run, choices, after)]
+
+
+def _extproc(layout: Layout, run: RunDirectory, choices: RunChoices, after: tuple[str, ...]) -> list[ProcessSpec]:
+    common = ("--config", str(run.config), "--log-level", choices.log_level, "--transport", choices.transport)
+    names = extproc_names(layout.config)
+    specs = []
+    for process, name in enumerate(names, 1):
+        [listen] = layout.config.extproc.listen_of(process)
+        which = ("--process", str(process), "--counts-file", str(run.counts)) if len(names) > 1 else ()
+        specs.append(
+            ProcessSpec(
+                name=name,
+                command=recursant_command("serve", EXTPROC, *common, *which),
+                ready=UnixProbe(listen.removeprefix("unix:")),
+                address=listen,
+                after=after,
+            )
+        )
+    return specs
 
 
 def _workers(layout: Layout, choices: RunChoices, after: tuple[str, ...]) -> list[ProcessSpec]:
@@ -171,7 +195,10 @@ def endpoints(layout: Layout, run: RunDirectory, specs: Sequence[ProcessSpec], p
         redis=config.redis.url or "",
         extproc=list(config.extproc.listen),
         metrics={
-            EXTPROC: url(config.extproc.metrics_host, config.extproc.metrics_port, "/metrics"),
+            **{
+                name: url(config.extproc.metrics_host, port, "/metrics")
+                for name, port in zip(extproc_names(config), config.extproc.metrics_ports, strict=True)
+            },
             XDS: url(config.xds.metrics_host, config.xds.metrics_port, "/metrics"),
             API: url(config.api.host, config.api.port, "/metrics"),
         },

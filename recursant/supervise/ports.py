@@ -15,6 +15,8 @@ from typing import Final
 _FIRST_FREE_PORT: Final = 10_000
 _EPHEMERAL_DEFAULT: Final = 32_768
 _EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LAST_PORT: Final = 65_535
+_RANGE_TRIES: Final = 1_000
 _WILDCARDS: Final = ("", "0.0.0.0", "::")
 _LISTENING: Final = "0A"  # Linux, include/net/tcp_states.h
 
@@ -62,7 +64,7 @@ def free_ports(host: str, count: int, *, taken: Iterable[int] = ()) -> list[int]
     """
     last = _ephemeral_start() - 1
     if last - _FIRST_FREE_PORT < 1_000:  # The kernel's own range leaves no room: share it.
-        last = 65_535
+        last = _LAST_PORT
     avoid = set(taken)
     # From a random place on, so that two programs that look at the same time hardly meet.
     start = random.randint(_FIRST_FREE_PORT, last)
@@ -75,6 +77,24 @@ def free_ports(host: str, count: int, *, taken: Iterable[int] = ()) -> list[int]
     if len(chosen) < count:
         raise PortError(f"no free port on {host}")
     return chosen
+
+
+def free_range(host: str, count: int, *, taken: Iterable[int] = ()) -> int:
+    """Choose the first of `count` ports in a row, each as `free_ports` would choose it.
+
+    Raises:
+        PortError: none can be found.
+    """
+    avoid = set(taken)
+    for _ in range(_RANGE_TRIES):
+        [first] = free_ports(host, 1, taken=avoid)
+        wanted = range(first, first + count)
+        if wanted[-1] <= _LAST_PORT and all(
+            port not in avoid and _bind_error(host, port) is None for port in wanted[1:]
+        ):
+            return first
+        avoid.add(first)
+    raise PortError(f"no {count} free ports in a row on {host}")
 
 
 def holder_of(port: int) -> str | None:

@@ -11,6 +11,7 @@ from typing import Final
 ENDPOINTS_FILE: Final = "endpoints.json"
 CONFIG_FILE: Final = "recursant.yaml"
 BOOTSTRAP_FILE: Final = "envoy.yaml"
+COUNTS_FILE: Final = "inflight"
 # `sockaddr_un.sun_path` holds 108 bytes on Linux, the closing NUL included; names of sockets need some of them.
 _MAX_SOCKET_DIRECTORY: Final = 107 - len("/extproc-99.sock")
 
@@ -29,6 +30,7 @@ class RunDirectory:
         self.endpoints = self.path / ENDPOINTS_FILE
         self.config = self.path / CONFIG_FILE
         self.bootstrap = self.path / BOOTSTRAP_FILE
+        self.counts = self.path / COUNTS_FILE
         self._lock: int | None = None
 
     def claim(self) -> None:
@@ -56,6 +58,7 @@ class RunDirectory:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
         self.endpoints.unlink(missing_ok=True)  # Of a run that was killed hard.
+        self.counts.unlink(missing_ok=True)  # Of a run that may have had another number of processes.
 
     def release(self) -> None:
         """Let another `recursant up` have it; logs and configuration stay for reading."""
