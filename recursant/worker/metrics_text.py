@@ -7,11 +7,13 @@ belongs to one engine of the server (label `engine`, with data parallelism there
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from recursant.v1.worker_state_pb2 import WorkerState
+from recursant.v1.worker_state_pb2 import EngineCounters, WorkerState
+
+_MIB: Final = 1 << 20
 
 _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
@@ -26,11 +28,17 @@ _FINISHED: Final = "vllm:request_success_total"
 # Of each request at its end, cached prompt tokens included.
 _PROMPT_SUM: Final = "vllm:request_prompt_tokens_sum"
 _PROMPT_COUNT: Final = "vllm:request_prompt_tokens_count"
+_PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+_PREFIX_QUERIES: Final = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+_PREFIX_HITS: Final = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+_PREEMPTIONS: Final = "vllm:num_preemptions_total"
+_REJECTED: Final = "vllm:admission_rejections_total"
 _STARTED: Final = "process_start_time_seconds"
 _WANTED: Final = frozenset(
     (
         *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, _SLEEP_STATE),
         *(_GENERATED, _QUEUE_SUM, _QUEUE_COUNT, _FINISHED, _PROMPT_SUM, _PROMPT_COUNT, _STARTED),
+        *(_PROMPT_TOKENS, *_PREFIX_QUERIES, *_PREFIX_HITS, _PREEMPTIONS, _REJECTED),
     )
 )
 
@@ -59,6 +67,14 @@ class EngineMetrics:
         finished_requests: counter: requests that have ended.
         finished_prompt_tokens: counter: the tokens of their prompts.
         started_at: when the server process started, by its clock, in seconds.
+        kv_cache_tokens: tokens that the KV cache holds, where vLLM works that out itself.
+        kv_bytes_per_token: of the KV cache.
+        prompt_tokens: counter: prompt tokens processed, cached ones included.
+        prefix_queries: counter: prompt tokens looked up in the prefix cache.
+        prefix_hits: counter: those that were found.
+        preemptions: counter.
+        rejected: counter: requests that a queue limit refused.
+        finished: counters: requests that have ended, by vLLM's reason.
     """
 
     running: int
@@ -76,6 +92,14 @@ class EngineMetrics:
     finished_requests: float | None = None
     finished_prompt_tokens: float | None = None
     started_at: float | None = None
+    kv_cache_tokens: int | None = None
+    kv_bytes_per_token: int | None = None
+    prompt_tokens: float | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    preemptions: float | None = None
+    rejected: float | None = None
+    finished: Mapping[str, float] = field(default_factory=dict)
 
     def fill(self, state: WorkerState) -> None:
         """Write into `state` what one reading tells; rates need two."""
@@ -91,11 +115,41 @@ class EngineMetrics:
             state.kv_block_tokens = self.kv_block_tokens
         if self.prefix_caching is not None:
             state.prefix_caching = self.prefix_caching
+        if self.kv_bytes_per_token is not None:
+            state.kv_bytes_per_token = self.kv_bytes_per_token
+            if self.kv_blocks_free is not None and self.kv_block_tokens is not None:
+                # Blocks need not lie together, so any request can have every free one (SPEC B4).
+                state.free_vram_mb = self.kv_blocks_free * self.kv_block_tokens * self.kv_bytes_per_token // _MIB
+        if self.kv_cache_tokens is not None and not state.HasField("capacity_tokens"):
+            state.capacity_tokens = self.kv_cache_tokens
         if self.failed_requests is not None:
             state.errors.other = int(self.failed_requests)
+            if self.failed_requests:
+                state.errors.last = "a request ended in an error"
         if self.finished_requests is not None and self.finished_prompt_tokens is not None:
             state.finished_requests = int(self.finished_requests)
             state.finished_prompt_tokens = int(self.finished_prompt_tokens)
+        self._fill_counters(state)
+
+    def _fill_counters(self, state: WorkerState) -> None:
+        if self.generated_tokens is None:
+            return
+        known = dict(self.finished)
+        counters = EngineCounters(
+            generated_tokens=int(self.generated_tokens),
+            prompt_tokens=int(self.prompt_tokens or 0),
+            preemptions=int(self.preemptions or 0),
+            finished_stop=int(known.pop("stop", 0)),
+            finished_length=int(known.pop("length", 0)),
+            finished_abort=int(known.pop("abort", 0)),
+            finished_error=int(known.pop("error", 0)),
+            finished_other=int(sum(known.values())),
+            rejected=int(self.rejected or 0),
+        )
+        if self.prefix_queries is not None and self.prefix_hits is not None:
+            counters.prefix_queries = int(self.prefix_queries)
+            counters.prefix_hits = int(self.prefix_hits)
+        state.counters.CopyFrom(counters)
 
 
 def parse_metrics(text: str) -> EngineMetrics:
@@ -134,6 +188,15 @@ def parse_metrics(text: str) -> EngineMetrics:
         finished_requests=_total(found[_PROMPT_COUNT]),
         finished_prompt_tokens=_total(found[_PROMPT_SUM]),
         started_at=found[_STARTED][0][1] if found[_STARTED] else None,
+        kv_cache_tokens=_sum_of(configs, "kv_cache_size_tokens"),
+        kv_bytes_per_token=_bytes_per_token(config),
+        prompt_tokens=_total(found[_PROMPT_TOKENS]),
+        # Some versions give both names: they are one counter.
+        prefix_queries=_total(found[_PREFIX_QUERIES[0]] or found[_PREFIX_QUERIES[1]]),
+        prefix_hits=_total(found[_PREFIX_HITS[0]] or found[_PREFIX_HITS[1]]),
+        preemptions=_total(found[_PREEMPTIONS]),
+        rejected=_total(found[_REJECTED]),
+        finished=_by(found[_FINISHED], "finished_reason"),
     )
 
 
@@ -152,6 +215,28 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
             continue
         if math.isfinite(value) and value >= 0:
             yield match[1], dict(_LABEL.findall(match[2] or "")), value
+
+
+def _sum_of(configs: dict[str, dict[str, str]], label: str) -> int | None:
+    values = [_whole(config.get(label)) for config in configs.values()]
+    return sum(value for value in values if value is not None) if values and None not in values else None
+
+
+def _bytes_per_token(config: dict[str, str]) -> int | None:
+    """What the cache takes for a token, of one whose size in bytes was given; the blocks must fill it."""
+    size, blocks = _whole(config.get("kv_cache_memory_bytes")), _whole(config.get("num_gpu_blocks"))
+    tokens = _whole(config.get("block_size"))
+    if size is None or not blocks or not tokens or _whole(config.get("num_gpu_blocks_override")) is not None:
+        return None
+    return size // (blocks * tokens) or None
+
+
+def _by(samples: list[tuple[dict[str, str], float]], label: str) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for labels, value in samples:
+        key = labels.get(label, "")
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 def _engine(labels: dict[str, str]) -> str:

@@ -58,7 +58,44 @@ def test_reads_the_current_names() -> None:
         finished_requests=14.0,
         finished_prompt_tokens=2800.0,
         started_at=1.79595639878e9,
+        finished={"stop": 12.0, "error": 2.0},
     )
+
+
+def test_reads_what_a_real_vllm_says_of_its_cache_and_of_its_requests() -> None:
+    # From the metrics of a vLLM 0.32 on a CPU with VLLM_CPU_KVCACHE_SPACE=1.
+    text = (
+        CURRENT.replace('num_gpu_blocks="80"', 'num_gpu_blocks="32768",num_gpu_blocks_override="None"').replace(
+            'enable_prefix_caching="True"',
+            'enable_prefix_caching="True",kv_cache_memory_bytes="1073741824",kv_cache_size_tokens="4194304"',
+        )
+        + """\
+vllm:prompt_tokens_total{engine="0",model_name="tiny"} 26.0
+vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 26.0
+vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 10.0
+vllm:gpu_prefix_cache_hits_total{engine="0",model_name="tiny"} 10.0
+vllm:num_preemptions_total{engine="0",model_name="tiny"} 3.0
+vllm:admission_rejections_total{model_name="tiny",reason="max_num_queued_reqs"} 1.0
+vllm:admission_rejections_total{model_name="tiny",reason="max_num_queued_tokens"} 2.0
+"""
+    )
+    state = WorkerState()
+    parse_metrics(text).fill(state)
+    # Two layers of two heads of 16 elements, keys and values, two bytes each.
+    assert state.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2
+    assert state.capacity_tokens == 4_194_304
+    assert state.free_vram_mb == 0.75 * 1_024
+    counters = state.counters
+    assert (counters.prompt_tokens, counters.prefix_queries, counters.prefix_hits) == (26, 26, 10)
+    assert (counters.preemptions, counters.rejected, counters.generated_tokens) == (3, 3, 190)
+    assert (counters.finished_stop, counters.finished_error, counters.finished_other) == (12, 2, 0)
+
+
+def test_a_cache_whose_blocks_were_given_by_hand_does_not_tell_what_a_token_takes() -> None:
+    text = CURRENT.replace(
+        'num_gpu_blocks="80"', 'num_gpu_blocks="80",num_gpu_blocks_override="80",kv_cache_memory_bytes="1073741824"'
+    )
+    assert parse_metrics(text).kv_bytes_per_token is None
 
 
 def test_reads_the_former_names() -> None:
