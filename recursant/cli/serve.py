@@ -1,6 +1,7 @@
 """`recursant serve`: one service in the foreground, for containers and Kubernetes."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,11 @@ from recursant.cli.options import ConfigOption, LogFormat, LogFormatOption, LogL
 
 if TYPE_CHECKING:
     import asyncio
+
+    from recursant.config.model import Config, ExtProc
+
+# As recursant.config.model has it, whose import takes longer than `--help` may.
+MAX_PROCESSES = 64
 
 app = typer.Typer(no_args_is_help=True, help="Run one service in the foreground, for containers and Kubernetes.")
 
@@ -45,33 +51,108 @@ def extproc(
         list[str] | None,
         typer.Option("--listen", metavar="ADDRESS", help="unix:/path or host:port, instead of the configured ones."),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            max=MAX_PROCESSES,
+            show_default="extproc.processes",
+            help="Share the work among so many, each with an address of its own.",
+        ),
+    ] = None,
+    process: Annotated[
+        int | None,
+        typer.Option(
+            "--process", min=1, max=MAX_PROCESSES, help="Be this one of them, for whoever starts each; counts from 1."
+        ),
+    ] = None,
+    counts_file: Annotated[
+        Path | None, typer.Option("--counts-file", help="Where they count together; with --process.")
+    ] = None,
     transport: TransportOption = Transport.LEAN,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Answer Envoy's ext_proc streams: resolve the agent, pick the worker.
 
-    Example: recursant serve extproc --config recursant.yaml --listen 0.0.0.0:9002
+    Examples:
+
+      recursant serve extproc --config recursant.yaml --listen 0.0.0.0:9002
+
+      recursant serve extproc --processes 2 --listen unix:/run/recursant/1.sock --listen unix:/run/recursant/2.sock
     """
-    from extproc.service import serve
-    from extproc.transports.address import AddressError
     from recursant.cli.configuration import read_config
-    from recursant.cli.errors import CommandError
-    from recursant.cli.runner import run_service
+    from recursant.cli.errors import USAGE, CommandError
 
     settings = read_config(config)
-    if listen:
-        settings = settings.model_copy(
-            update={"extproc": settings.extproc.model_copy(update={"listen": tuple(listen)})}
+    changes = {"listen": tuple(listen) if listen else None, "processes": processes}
+    changed = {key: value for key, value in changes.items() if value is not None}
+    settings = settings.model_copy(update={"extproc": settings.extproc.model_copy(update=changed)})
+    own = settings.extproc
+    if len(own.listen) < own.processes:
+        raise CommandError(
+            f"{own.processes} processes need an address each, and there are {len(own.listen)}: "
+            "see --listen and extproc.listen",
+            USAGE,
         )
+    if process is None and own.processes == 1:
+        _extproc(settings, None, transport, log_level, log_format)
+    elif process is None:
+        arguments = [] if config is None else ["--config", str(config)]
+        arguments += [argument for address in own.listen for argument in ("--listen", address)]
+        arguments += ["--transport", transport.value, "--log-level", log_level.value, "--log-format", log_format.value]
+        _extproc_processes(own, arguments, log_level, log_format)
+    else:
+        if counts_file is None or process > own.processes:
+            what = "--counts-file is missing" if counts_file is None else f"there are {own.processes} processes"
+            raise CommandError(f"--process {process}: {what}", USAGE)
+        _extproc(settings, (process, counts_file), transport, log_level, log_format)
+
+
+def _extproc(
+    settings: "Config",
+    share: tuple[int, Path] | None,
+    transport: Transport,
+    log_level: LogLevel,
+    log_format: LogFormat,
+) -> None:
+    """One process, in this one."""
+    from extproc.service import serve
+    from extproc.sharing import Share
+    from extproc.transports.address import AddressError
+    from recursant.cli.errors import CommandError
+    from recursant.cli.runner import run_service
+    from recursant.fleet.counts_file import CountsFileError
 
     async def service(stop: "asyncio.Event") -> None:
         try:
-            await serve(settings, stop, transport=transport.value)
-        except AddressError as error:
+            await serve(settings, stop, transport=transport.value, share=None if share is None else Share(*share))
+        except (AddressError, CountsFileError) as error:
             raise CommandError(str(error)) from error
 
     run_service(service, level=log_level, log_format=log_format)
+
+
+def _extproc_processes(own: "ExtProc", arguments: list[str], log_level: LogLevel, log_format: LogFormat) -> None:
+    """Several processes, kept running by this one."""
+    import asyncio
+
+    from recursant.cli.errors import CommandError
+    from recursant.logs import configure
+    from recursant.supervise.child import StartError
+    from recursant.supervise.extproc_service import serve
+    from recursant.supervise.plan import recursant_command
+
+    def command(process: int, counts: Path) -> tuple[str, ...]:
+        which = ("--processes", str(own.processes), "--process", str(process), "--counts-file", str(counts))
+        return recursant_command("serve", "extproc", *arguments, *which)
+
+    configure(log_level.value, log_format.value)
+    try:
+        asyncio.run(serve(own, command))
+    except StartError as error:
+        raise CommandError(str(error)) from error
 
 
 @app.command()

@@ -14,7 +14,7 @@ from recursant.cli.options import (
     LogLevelOption,
     split_commas,
 )
-from recursant.cli.serve import EnvoyLogLevel, EnvoyLogLevelOption, Transport, TransportOption
+from recursant.cli.serve import MAX_PROCESSES, EnvoyLogLevel, EnvoyLogLevelOption, Transport, TransportOption
 
 if TYPE_CHECKING:
     from recursant.config.model import Config
@@ -135,12 +135,23 @@ def up(
             rich_help_panel=_ADDRESSES,
         ),
     ] = None,
+    extproc_processes: Annotated[
+        int | None,
+        typer.Option(
+            "--extproc-processes",
+            min=1,
+            max=MAX_PROCESSES,
+            help="Processes that decide, for more than one core; they count together.",
+            show_default="extproc.processes",
+        ),
+    ] = None,
     extproc_metrics_port: Annotated[
         int | None,
         typer.Option(
             "--extproc-metrics-port",
             min=0,
             max=65535,
+            help="Of the first extproc process.",
             show_default=str(names.EXTPROC_METRICS_PORT),
             rich_help_panel=_ADDRESSES,
         ),
@@ -180,6 +191,7 @@ def up(
         admin_port=admin_port,
         xds_port=xds_port,
         api_port=api_port,
+        extproc_processes=extproc_processes,
         extproc_metrics_port=extproc_metrics_port,
         xds_metrics_port=xds_metrics_port,
         redis_url=redis_url,
