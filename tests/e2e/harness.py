@@ -122,14 +122,20 @@ class Program:
     """A command of ours in the background, its output in files; killed with the test process at the latest."""
 
     def __init__(
-        self, directory: Path, name: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        command: Sequence[str] = recursant_command(),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.out = directory / f"{name}.out"
         self.err = directory / f"{name}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *recursant_command(*arguments)],
+                [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command, *arguments],
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
