@@ -9,6 +9,8 @@ from recursant.api.dependencies import Inspect
 _Text = Annotated[str | None, Query(max_length=256)]
 _Tokens = Annotated[int, Query(ge=0, le=1_000_000_000)]
 _MaxTokens = Annotated[int | None, Query(ge=1, le=1_000_000_000)]
+# A place in the log of each process.
+_Cursor = Annotated[str | None, Query(max_length=2_048)]
 _Headers = Annotated[list[str] | None, Query(max_length=16)]
 _Limit = Annotated[int, Query(ge=1, le=1_000)]
 
@@ -35,7 +37,7 @@ def router(inspect: Inspect) -> APIRouter:
         return await inspect("/explain", [*parameters, *(("header", each) for each in header or ())])
 
     @routes.get("/v1/decisions")
-    async def decisions(limit: _Limit = 100, agent: _Text = None, after: _Text = None) -> dict[str, Any]:
+    async def decisions(limit: _Limit = 100, agent: _Text = None, after: _Cursor = None) -> dict[str, Any]:
         """Kept decisions: the newest `limit`, in order of time.
 
         With `after`, the `cursor` of an earlier answer: those that ended since then, in order of end. So whoever

@@ -9,14 +9,27 @@ from dataclasses import dataclass, field
 from typing import Final
 
 SERVICE_LABEL: Final = "service"
+PROCESS_LABEL: Final = "process"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One service's metrics; `text` is None where it did not answer."""
+    """One service's metrics, or those of one of its processes.
+
+    Attributes:
+        service: its name.
+        text: None where it did not answer.
+        process: which of several; empty where there is one.
+    """
 
     service: str
     text: str | None
+    process: str = ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each of its samples is given."""
+        return {SERVICE_LABEL: self.service} | ({PROCESS_LABEL: self.process} if self.process else {})
 
 
 @dataclass(slots=True)
@@ -30,12 +43,13 @@ def merge(parts: Iterable[Part]) -> str:
     families: dict[str, _Family] = {}
     for part in parts:
         if part.text is not None:
-            _add(families, part.service, part.text)
+            _add(families, part.labels, part.text)
     lines = [line for family in families.values() for line in (*family.head, *family.samples)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _add(families: dict[str, _Family], service: str, text: str) -> None:
+def _add(families: dict[str, _Family], given: dict[str, str], text: str) -> None:
+    label = ",".join(f'{key}="{value}"' for key, value in given.items())
     name = ""
     heads: dict[str, list[str]] = {}
     for line in text.split("\n"):
@@ -47,7 +61,7 @@ def _add(families: dict[str, _Family], service: str, text: str) -> None:
             sample = line[: _name_end(line)]
             # A histogram's samples have its name and a suffix; one without a head stands for itself.
             owner = name if name and sample.startswith(name) else sample
-            families.setdefault(owner, _Family()).samples.append(_labelled(line, service))
+            families.setdefault(owner, _Family()).samples.append(_labelled(line, label))
     for owner, head in heads.items():
         family = families.setdefault(owner, _Family())
         # What the first to have it says about a family holds for all.
@@ -59,10 +73,9 @@ def _name_end(line: str) -> int:
     return min(ends, default=len(line))
 
 
-def _labelled(line: str, service: str) -> str:
+def _labelled(line: str, label: str) -> str:
     end = _name_end(line)
     name, rest = line[:end], line[end:]
-    label = f'{SERVICE_LABEL}="{service}"'
     if not rest.startswith("{"):
         return f"{name}{{{label}}}{rest}"
     labels = rest[1:].lstrip()

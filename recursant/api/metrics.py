@@ -65,11 +65,9 @@ def router(registry: CollectorRegistry, read_peers: Callable[[], Awaitable[Seque
     async def metrics() -> Response:
         """Prometheus text format. `recursant_scrape_up{service}` is 0 for a service that did not answer."""
         peers = await read_peers()
-        up = GaugeMetricFamily(
-            "recursant_scrape_up", "1 where a service's metrics are part of this answer.", labels=("service",)
-        )
+        up = Metric("recursant_scrape_up", "1 where a service's metrics are part of this answer.", "gauge")
         for part in peers:
-            up.add_metric((part.service,), int(part.text is not None))
+            up.add_sample(up.name, part.labels, int(part.text is not None))
         own = generate_latest(registry).decode() + generate_latest(_One(up)).decode()
         return Response(merge([Part(OWN_SERVICE, own), *peers]), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

@@ -31,15 +31,19 @@ class Peers:
 
     def __init__(self, config: Config, client: httpx.AsyncClient) -> None:
         self._client = client
+        bases = extproc_bases(config)
+        several = len(bases) > 1
         self._urls = {
-            "extproc": f"{base_url(config.extproc.metrics_host, config.extproc.metrics_port)}/metrics",
-            "xds": f"{base_url(config.xds.metrics_host, config.xds.metrics_port)}/metrics",
+            **{
+                ("extproc", str(process) if several else ""): f"{base}/metrics" for process, base in enumerate(bases, 1)
+            },
+            ("xds", ""): f"{base_url(config.xds.metrics_host, config.xds.metrics_port)}/metrics",
         }
 
     async def read(self) -> Sequence[Part]:
         """Every service's metrics; all are asked at once, and none is waited for longer than a second."""
         texts = await asyncio.gather(*map(self._read, self._urls.values()))
-        return [Part(service, text) for service, text in zip(self._urls, texts, strict=True)]
+        return [Part(service, text, process) for (service, process), text in zip(self._urls, texts, strict=True)]
 
     async def _read(self, url: str) -> str | None:
         try:
@@ -54,6 +58,11 @@ class Peers:
                 return body.decode(errors="replace")
         except (httpx.HTTPError, TimeoutError):
             return None
+
+
+def extproc_bases(config: Config) -> list[str]:
+    """Where each process of extproc serves its metrics and answers questions."""
+    return [base_url(config.extproc.metrics_host, port) for port in config.extproc.metrics_ports]
 
 
 def base_url(host: str, port: int) -> str:
