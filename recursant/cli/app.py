@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from recursant.cli import config, decisions, doctor, explain, policy, serve, sim, status, up, version, workers
+from recursant.cli import config, decisions, doctor, explain, policy, serve, sim, status, up, version, worker, workers
 from recursant.cli.errors import FAILURE, CommandError
 
 # Whether expected errors show where they came from.
@@ -39,6 +39,7 @@ up.register(app)
 app.add_typer(serve.app, name="serve")
 sim.register(app)
 app.add_typer(workers.app, name="workers")
+app.add_typer(worker.app, name="worker")
 explain.register(app)
 decisions.register(app)
 app.add_typer(policy.app, name="policy")

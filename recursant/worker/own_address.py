@@ -2,29 +2,40 @@
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from typing import Final
 from urllib.parse import urlsplit
 
 from recursant.fleet.address import join_address
 
+# Between two tries. Seconds.
+RETRY_S: Final = 1.0
 # What a URL without a port means.
 _PORTS: Final = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443}
 
 
-async def complete_address(address: str, control_plane: str) -> str:
+async def complete_address(address: str, control_plane: str, log: logging.Logger) -> str:
     """The address with its host filled in where it is left out (":8000"): the one by which we reach the control plane.
+
+    Waits for as long as there is no way there.
 
     Args:
         address: "host:port" or ":port".
         control_plane: the URL of its Redis or its API.
-
-    Raises:
-        OSError: there is no way there now; try again later.
+        log: where to say that it waits.
     """
     if not address.startswith(":"):
         return address
-    return join_address(await _own_ip(control_plane), int(address[1:]))
+    said = False
+    while True:
+        try:
+            return join_address(await _own_ip(control_plane), int(address[1:]))
+        except OSError as error:
+            if not said:
+                log.warning("no way to the control plane yet, trying on: %s", error)
+            said = True
+            await asyncio.sleep(RETRY_S)
 
 
 async def _own_ip(control_plane: str) -> str:

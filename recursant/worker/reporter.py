@@ -34,7 +34,8 @@ class Reporter:
         """Report to Redis, or to the control API where only its URL is given.
 
         Args:
-            read_state: the state now; called once a beat. Incarnation, sequence and interval are filled in here.
+            read_state: the state now; called once a beat. Sequence and interval are filled in here, and the
+                incarnation: of this process, and of the engine's where the state names one.
             redis_url: of the fleet's Redis.
             api_url: of the control API, "http://host:port".
             interval_ms: between two reports.
@@ -113,7 +114,7 @@ class Reporter:
         self._sequence += 1
         stamped = WorkerState()
         stamped.CopyFrom(state)
-        stamped.incarnation = self._incarnation
+        stamped.incarnation = f"{self._incarnation}-{state.incarnation}" if state.incarnation else self._incarnation
         stamped.sequence = self._sequence
         stamped.report_interval_ms = self._interval_ms
         # The first report tells Envoy the address, the second sends requests there.

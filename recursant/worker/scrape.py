@@ -24,6 +24,7 @@ from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
 from recursant.worker.metrics_text import EngineMetrics, parse_metrics
 from recursant.worker.model_list import ListedModel, declared_models, fill_models, parse_model_list
 from recursant.worker.rates import CounterWindow
+from recursant.worker.sidecar_view import Trouble
 
 # Scrapes at once. Those that failed last time have places of their own, so that hanging workers hold up none else.
 MAX_SCRAPES: Final = 128
@@ -95,12 +96,33 @@ class StaticScraper:
 class ScrapeTarget:
     """One configured worker: where it is asked, and what must be remembered between two answers."""
 
-    def __init__(self, worker: StaticWorker, families: FamilyResolver) -> None:
+    def __init__(
+        self,
+        worker: StaticWorker,
+        families: FamilyResolver,
+        *,
+        base_url: str | None = None,
+        api_key: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Take the worker; connect to nothing yet.
+
+        Args:
+            worker: what is known of it.
+            families: names the families of its models.
+            base_url: where it is asked; None: at its own address.
+            api_key: what its clients send, if it wants to see that; "" without.
+            timeout_s: of one scrape; None: its interval, within bounds.
+        """
         self._worker = worker
         self._families = families
-        self._base = f"http://{join_address(worker.host, worker.port)}"
+        self._base = (base_url or f"http://{join_address(worker.host, worker.port)}").rstrip("/")
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self.interval_s = worker.scrape_interval_ms / 1_000
+        self._timeout_s = timeout_s or min(max(self.interval_s, TIMEOUT_MIN_S), TIMEOUT_MAX_S)
         self.failing = False
+        # Why the newest scrape found nothing; None where it did.
+        self.trouble: Trouble | None = None
         # Of this scraper and of the worker's process: either one's restart counts afresh.
         self._scraper = uuid.uuid4().hex
         self._started_at: float | None = None
@@ -112,25 +134,28 @@ class ScrapeTarget:
 
     async def scrape(self, client: httpx.AsyncClient) -> WorkerState | None:
         """Ask the worker; None when it does not answer as it should."""
-        timeout_s = min(max(self.interval_s, TIMEOUT_MIN_S), TIMEOUT_MAX_S)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 state = await self._ask(client)
-        except TimeoutError:
-            self._failed(f"no answer within {timeout_s:g} s")
+        except (TimeoutError, httpx.TimeoutException):
+            self._failed(Trouble.LATE, f"no answer within {self._timeout_s:g} s")
+        except httpx.ConnectError as error:
+            self._failed(Trouble.REFUSED, str(error))
         except (ScrapeError, httpx.HTTPError, httpx.InvalidURL) as error:
-            self._failed(str(error) or type(error).__name__)
+            self._failed(Trouble.WRONG, str(error) or type(error).__name__)
         else:
             if self.failing:
                 _log.info("scraping worker %s again", self._worker.worker_id)
             self.failing = False
+            self.trouble = None
             return state
         return None
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, trouble: Trouble, reason: str) -> None:
         if not self.failing:
             _log.warning("cannot scrape worker %s: %.300s", self._worker.worker_id, reason)
         self.failing = True
+        self.trouble = trouble
         self._models = None
 
     async def _ask(self, client: httpx.AsyncClient) -> WorkerState:
@@ -186,7 +211,7 @@ class ScrapeTarget:
             raise ScrapeError("/v1/models answered JSON that is nested too deeply") from None
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
-        async with client.stream("GET", self._base + path) as response:
+        async with client.stream("GET", self._base + path, headers=self._headers) as response:
             if response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 raise _UnauthorizedError(f"GET {path} wants an API key: name the worker's models in the configuration")
             if response.status_code != HTTPStatus.OK:

@@ -103,7 +103,7 @@ def from_environment(
     redis_url, api_url = environment.get(REDIS_URL, ""), environment.get(API, "")
     if not redis_url and not api_url:
         return None
-    _check_urls(redis_url, api_url)
+    check_urls(redis_url, api_url)
     host, port = listening(command_line)
     address = environment.get(WORKER_ADDRESS) or ("" if host in _ANY_ADDRESS else bare_host(host)) + f":{port}"
     local = "127.0.0.1" if host in _ANY_ADDRESS else host
@@ -163,6 +163,19 @@ def parse_annotations(text: str) -> dict[str, str]:
     return found
 
 
+def check_urls(redis_url: str, api_url: str) -> None:
+    """Can reports be sent there?
+
+    Raises:
+        ValueError: no.
+    """
+    # The URLs may hold passwords, so they are not repeated.
+    if redis_url and not redis_url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError(f"{REDIS_URL}: expected redis://host:port, rediss://host:port or unix:///path")
+    if api_url and not api_url.startswith(("http://", "https://")):
+        raise ValueError(f"{API}: expected http://host:port")
+
+
 def check_id(worker_id: str) -> str:
     """The id, if it is one.
 
@@ -196,14 +209,6 @@ def check_family(family: str) -> str:
     if len(family) > MAX_NAME_CHARS or not family.isprintable() or "," in family:
         raise ValueError(f"{MODEL_FAMILY}: expected at most {MAX_NAME_CHARS} printable characters without commas")
     return family
-
-
-def _check_urls(redis_url: str, api_url: str) -> None:
-    # The URLs may hold passwords, so they are not repeated.
-    if redis_url and not redis_url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError(f"{REDIS_URL}: expected redis://host:port, rediss://host:port or unix:///path")
-    if api_url and not api_url.startswith(("http://", "https://")):
-        raise ValueError(f"{API}: expected http://host:port")
 
 
 def _flags(command_line: Sequence[str]) -> list[tuple[str, str]]:

@@ -39,6 +39,8 @@ def test_the_commands_there_are() -> None:
         "status",
         "up",
         "version",
+        "worker",
+        "worker sidecar",
         "workers",
         "workers isolate",
         "workers list",

@@ -25,8 +25,6 @@ from recursant.worker.vllm_plugin.state import Standing, StateBuilder
 
 # After something in here went wrong, it starts afresh after this long. Seconds.
 RESTART_S: Final = 5.0
-# Between two tries to find out by which address others reach this machine. Seconds.
-ADDRESS_RETRY_S: Final = 1.0
 
 # Read the devices now; None where there are none, or nothing is known of them.
 ReadGpu = Callable[[], GpuFacts | None]
@@ -115,7 +113,9 @@ class ReporterThread:
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look.run())
-            self._address = await self._find_address()
+            if settings.redis_url:
+                # The control API fills in the host that a report comes from: it sees that better than we do.
+                self._address = await complete_address(settings.address, settings.redis_url, self._log)
             reporter = Reporter(
                 self.state,
                 redis_url=settings.redis_url,
@@ -124,21 +124,6 @@ class ReporterThread:
             )
             self._log.info("reporting as worker %s at %s", settings.worker_id, self._address)
             await reporter.run()
-
-    async def _find_address(self) -> str:
-        settings = self._settings
-        if not settings.redis_url:
-            # The control API fills in the host that the report comes from; it sees it better than we do.
-            return settings.address
-        said = False
-        while True:
-            try:
-                return await complete_address(settings.address, settings.redis_url)
-            except OSError as error:
-                if not said:
-                    self._log.warning("no way to the control plane yet, trying on: %s", error)
-                said = True
-                await asyncio.sleep(ADDRESS_RETRY_S)
 
     def state(self) -> WorkerState:
         """The report of this moment."""
