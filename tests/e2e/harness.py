@@ -387,7 +387,12 @@ class Stack:
 
     def inflight(self) -> float:
         """Requests in flight as extproc counts them, over all workers."""
-        return self.service_metrics("extproc").value("recursant_inflight_requests")
+        return sum(self.service_metrics(each).value("recursant_inflight_requests") for each in self.extproc_names)
+
+    @property
+    def extproc_names(self) -> list[str]:
+        """The extproc processes, whether they run now or not."""
+        return [name for name in self.endpoints.metrics if name.startswith("extproc")]
 
     def workers(self) -> list[dict[str, Any]]:
         """The fleet as the control API shows it."""
