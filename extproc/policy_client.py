@@ -22,6 +22,7 @@ from recursant.agents.policy import AgentPolicy
 from recursant.agents.policy_codec import TYPE_URL
 from recursant.fleet.address import join_address
 from recursant.names import LOOPBACK
+from recursant.store.atomic_file import write_atomically
 from recursant.store.backoff import Backoff
 
 STATE_FILE: Final = "policies.json"
@@ -161,19 +162,8 @@ class PolicyClient:
         if text == self._saved:
             return
         try:
-            await asyncio.to_thread(_write, self._file, text)
+            await asyncio.to_thread(write_atomically, self._file, text)
         except OSError as error:
             _log.warning("the policies cannot be kept in %s: %s", self._file, error.strerror)
             return
         self._saved = text
-
-
-def _write(path: Path, text: str) -> None:
-    """Write so that a reader, after a crash as well, finds the old or the new text and never a part."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

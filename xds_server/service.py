@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
@@ -14,6 +15,7 @@ from recursant.config.model import Config
 from recursant.fleet.directory import FleetDirectory
 from recursant.store.policies import PolicyStore
 from xds_server.metrics import Gauges, Recorder, XdsCollector
+from xds_server.policy_keeper import PolicyKeeper
 from xds_server.publisher import Publisher
 from xds_server.resources.build import build
 from xds_server.server import Settings, XdsServer
@@ -43,13 +45,21 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
     publisher = Publisher(config, server.publish, recorder)
     directory = FleetDirectory(config)
     directory.subscribe(publisher.observe, publisher.remove)
-    policies = PolicyDirectory(config.agents, PolicyStore(config.redis.url) if config.redis.url else None)
+    keeper = PolicyKeeper(Path(config.xds.state_dir)) if config.xds.state_dir and config.redis.url else None
+    policies = PolicyDirectory(
+        config.agents,
+        PolicyStore(config.redis.url) if config.redis.url else None,
+        kept=keeper.restore() if keeper is not None else None,
+    )
 
     def policies_changed() -> None:
         directory.set_agents(policies.policies)
         publisher.set_agents(policies.policies)
 
     policies.subscribe(policies_changed)
+    if keeper is not None:
+        policies.subscribe_applied(keeper.changed)
+        policies_changed()
 
     def gauges() -> Gauges:
         return Gauges(
@@ -63,7 +73,10 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
         try:
             port = await server.listen(config.xds.host, config.xds.port)
             _log.info("listening on %s port %d", config.xds.host, port)
-            await _until(stop, directory.run(), policies.run(), _publish(directory, policies, publisher))
+            works = [directory.run(), policies.run(), _publish(directory, policies, publisher)]
+            if keeper is not None:
+                works.append(keeper.run(lambda: policies.applied))
+            await _until(stop, *works)
         finally:
             await server.stop(_STOP_GRACE_S)
 

@@ -3,6 +3,9 @@
 The file is the floor. A policy that is applied takes the place of the file's; one that is deleted hides it, until it is
 applied again. Nothing of the file is written to Redis, so an edit of the file takes effect wherever nothing was
 applied. Without Redis the file's policies are in force, and those that this process knew when Redis went away.
+
+Redis is right about what it has. What it lacks was lost, and is written again: an entry leaves the hash only as a mark
+of a deletion that is older than `MARKS_KEPT_MS`, when the hash is full.
 """
 
 import asyncio
@@ -16,10 +19,14 @@ from typing import Final, Literal
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.policy_codec import PolicyError, content_version
 from recursant.store.exchange import StoreError
-from recursant.store.policies import Away, Changed, Loaded, PolicyStore, StoredPolicy
+from recursant.store.policies import Away, Changed, FullError, Loaded, PolicyStore, StoredPolicy
 
 # Writers that meet on one agent more often than this in one write are told to try again.
 _ATTEMPTS: Final = 20
+# A deletion stays marked for this long at the least: 7 days. Whoever was away for less hears of it.
+MARKS_KEPT_MS: Final = 7 * 24 * 3_600 * 1_000
+# Marks that leave at one time, the oldest first, so that not every new agent makes room for itself.
+MARKS_PURGED: Final = 100
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +94,7 @@ class PolicyDirectory:
         from_file: the policies of the configuration file.
         store: where applied policies are; None without Redis.
         wall_clock: Unix time in seconds.
+        kept: what an earlier run knew to be applied, for a Redis that has lost it.
     """
 
     def __init__(
@@ -95,13 +103,17 @@ class PolicyDirectory:
         store: PolicyStore | None,
         *,
         wall_clock: Callable[[], float] = time.time,
+        kept: Mapping[str, StoredPolicy] | None = None,
     ) -> None:
         self._store = store
         self._wall_clock = wall_clock
         self._file = {policy.agent_id: policy for policy in from_file}
-        self._applied: dict[str, StoredPolicy] = {}
+        self._applied: dict[str, StoredPolicy] = dict(kept or {})
+        # Of those, the ones that this process has not seen in Redis itself.
+        self._hearsay = frozenset(self._applied)
         self._in_force: dict[str, PolicyInForce] = {}
         self._on_change: list[Callable[[], None]] = []
+        self._on_applied: list[Callable[[], None]] = []
         self._loaded = store is None
         self._merge()
 
@@ -120,9 +132,18 @@ class PolicyDirectory:
         """The applied ones are known, as far as they can be: also true where Redis was found away."""
         return self._loaded
 
+    @property
+    def applied(self) -> Mapping[str, StoredPolicy]:
+        """Everything that was applied or deleted, as far as it is known; not what the file says."""
+        return self._applied
+
     def subscribe(self, on_change: Callable[[], None]) -> None:
         """Be told, on the event loop, whenever what is in force has changed."""
         self._on_change.append(on_change)
+
+    def subscribe_applied(self, on_applied: Callable[[], None]) -> None:
+        """Be told, on the event loop, whenever `applied` has changed."""
+        self._on_applied.append(on_applied)
 
     async def run(self) -> None:
         """Follow Redis until cancelled."""
@@ -134,7 +155,7 @@ class PolicyDirectory:
                 async for event in events:
                     match event:
                         case Changed(entry):
-                            self._applied[entry.agent_id] = entry
+                            self._set_applied({**self._applied, entry.agent_id: entry})
                         case Loaded():
                             await self._take(self._store, event)
                         case Away(reason):
@@ -172,15 +193,23 @@ class PolicyDirectory:
             current = self._resolve(entry.agent_id, _readable(raw))
             if not condition.allows(current):
                 raise VersionConflictError(entry.agent_id, None if current is None else current.version)
-            if await self._store.swap(raw, entry):
-                self._applied[entry.agent_id] = entry
+            try:
+                written = await self._store.swap(raw, entry)
+            except FullError:
+                if not await self._purge(self._store):
+                    raise
+                continue
+            if written:
+                self._set_applied({**self._applied, entry.agent_id: entry})
                 self._merge()
                 return
         raise StoreError("too many writers change this policy at one time")
 
     async def _take(self, store: PolicyStore, loaded: Loaded) -> None:
-        # Nothing leaves the hash but by being lost: what we knew is written again, unless somebody was faster.
         lost = self._applied.keys() - loaded.entries.keys() - loaded.unreadable
+        if loaded.entries or loaded.unreadable:
+            lost = {agent_id for agent_id in lost if not self._may_have_been_purged(agent_id)}
+        self._hearsay = frozenset()
         kept = {agent_id: self._applied[agent_id] for agent_id in self._applied.keys() & loaded.unreadable}
         for agent_id in sorted(lost):
             entry = self._applied[agent_id]
@@ -188,7 +217,37 @@ class PolicyDirectory:
             with contextlib.suppress(StoreError):
                 if await store.swap(None, entry):
                     _log.warning("the policy of %s was lost in Redis: written again", agent_id)
-        self._applied = {**kept, **loaded.entries}
+        self._set_applied({**kept, **loaded.entries})
+
+    def _may_have_been_purged(self, agent_id: str) -> bool:
+        """Is it a deletion that Redis need not remember, or a policy of which this process may have missed one?"""
+        entry = self._applied[agent_id]
+        if entry.set_at_ms > self._now_ms() - MARKS_KEPT_MS:
+            return False
+        return agent_id in self._hearsay if entry.policy is not None else agent_id not in self._file
+
+    async def _purge(self, store: PolicyStore) -> bool:
+        """Make room in a full hash; False where there is none to make.
+
+        The oldest deletions go, once they are old enough for everybody to have heard of them. Those of the file's
+        agents stay: without its mark the file's policy would be back.
+        """
+        oldest = self._now_ms() - MARKS_KEPT_MS
+        loaded = await store.load()
+        marks = [each for each in loaded.entries.values() if each.policy is None and each.set_at_ms < oldest]
+        marks = [each for each in marks if each.agent_id not in self._file]
+        marks.sort(key=lambda each: (each.set_at_ms, each.agent_id))
+        purged = await store.forget(marks[:MARKS_PURGED])
+        if purged:
+            _log.info("forgot the %d oldest deletions of policies: there are too many", purged)
+        return purged > 0
+
+    def _set_applied(self, applied: dict[str, StoredPolicy]) -> None:
+        if applied == self._applied:
+            return
+        self._applied = applied
+        for on_applied in self._on_applied:
+            on_applied()
 
     def _merge(self) -> None:
         names = self._file.keys() | self._applied.keys()

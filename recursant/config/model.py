@@ -228,6 +228,8 @@ class Xds(Section):
     ack_timeout_ms: Annotated[int, Field(ge=100, le=DAY_MS)] = 10_000
     metrics_host: Host = names.LOOPBACK
     metrics_port: Port = names.XDS_METRICS_PORT
+    # Where the applied policies are kept for a Redis that has lost them.
+    state_dir: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
 
 
 class Api(Section):

@@ -1,14 +1,14 @@
 """The applied policies in Redis: written with compare-and-set, followed by everybody. Only commands of Redis 7.0.
 
-An entry never leaves the hash: deleting marks it. So an entry that is missing was lost, and whoever knew it writes it
-again.
+Deleting marks an entry, so that one that is missing is told from one that was lost, which whoever knew it writes again.
+Only old marks leave a full hash (`forget`).
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -56,7 +56,20 @@ redis.call('PUBLISH', ARGV[4], ARGV[1])
 return 1
 """
 
+# KEYS: the hash. ARGV: agent id and entry, as often as there are entries. Answers how many were still there, and went.
+_FORGET: Final = """
+local gone = 0
+for i = 1, #ARGV, 2 do
+  if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then gone = gone + redis.call('HDEL', KEYS[1], ARGV[i]) end
+end
+return gone
+"""
+
 _log = logging.getLogger(__name__)
+
+
+class FullError(StoreError):
+    """There are as many entries as there may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +179,8 @@ class PolicyStore:
         """Write an entry if what is there is still `known`; False where somebody else was faster. One step.
 
         Raises:
-            StoreError: it may not have been written, or there are too many.
+            FullError: there are too many.
+            StoreError: it may not have been written.
         """
         async with bounded(TIMEOUT_S):
             done = await cast(
@@ -183,8 +197,20 @@ class PolicyStore:
                 ),
             )
         if done < 0:
-            raise StoreError(f"there are {MAX_POLICIES} policies already, the deleted ones among them")
+            raise FullError(f"there are {MAX_POLICIES} policies already, those deleted of late among them")
         return done == 1
+
+    async def forget(self, entries: Sequence[StoredPolicy]) -> int:
+        """Take entries out of the hash that are still as they are known; how many went.
+
+        Raises:
+            StoreError: they may still be there.
+        """
+        if not entries:
+            return 0
+        arguments = [part for entry in entries for part in (entry.agent_id, entry.raw)]
+        async with bounded(TIMEOUT_S):
+            return await cast("Awaitable[int]", self._redis.eval(_FORGET, 1, AGENTS, *arguments))
 
     async def load(self) -> Loaded:
         """Every entry; what cannot be read is left out with a warning.

@@ -127,6 +127,7 @@ def lay_out(config: Config, options: UpOptions, run: RunDirectory) -> Layout:
         update={
             "port": pick(options.xds_port, config.xds.port, config.xds.host),
             "metrics_port": pick(options.xds_metrics_port, config.xds.metrics_port, config.xds.metrics_host),
+            "state_dir": config.xds.state_dir or str(run.path / "state"),
         }
     )
     api = config.api.model_copy(update={"port": pick(options.api_port, config.api.port, config.api.host)})

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,29 @@ def test_without_xds_policies_stay_over_a_restart_of_extproc(make_stack: MakeSta
     stack.wait_restarted("xds", xds)
     wait_until(lambda: [each["state"] for each in clients_of(stack, "AgentPolicy")] == ["SYNCED"])
     assert served_as(stack, "late-comer") == "late-comer"
+
+
+def test_what_was_applied_survives_the_end_of_everything(make_stack: MakeStack) -> None:
+    first = make_stack(workers=1, config=CONFIG)
+    kept = first.run_dir / "state" / "applied-policies.json"
+    with api(first) as client:
+        body = {"agent_id": "late-comer", "model_family": "qwen", "priority": 7}
+        client.put("/v1/policies/late-comer", json=body).raise_for_status()
+        client.delete("/v1/policies/chat-web").raise_for_status()
+    wait_until(lambda: kept.exists() and all(name in kept.read_text() for name in ("late-comer", "chat-web")))
+    # At once, and without a farewell: Redis and the control plane have nothing left in memory.
+    first.up.send(signal.SIGKILL)
+    first.up.wait()
+    second = Stack(first.directory, workers=1, config=CONFIG)
+    try:
+        second.start()
+        with api(second) as client:
+            wait_until(lambda: client.get("/v1/policies/late-comer").status_code == 200)
+            found = client.get("/v1/policies/late-comer").json()
+            assert (found["source"], found["policy"]["priority"]) == ("applied", 7)
+            # The file's policy stays deleted.
+            assert client.get("/v1/policies/chat-web").status_code == 404
+        wait_until(lambda: served_as(second, "late-comer") == "late-comer")
+        assert served_as(second, "chat-web") == "default"
+    finally:
+        second.close()
