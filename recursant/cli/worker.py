@@ -184,6 +184,7 @@ def sidecar(
     from recursant.cli.runner import run_service
     from recursant.supervise.endpoints import EndpointsError, read_endpoints
     from recursant.worker import settings as names
+    from recursant.worker.nvml import gpu_reader
     from recursant.worker.sidecar import SidecarOptions, address_of, serve
 
     try:
@@ -216,6 +217,7 @@ def sidecar(
             priority_scheduling=priority_scheduling,
             scrape_ms=scrape_interval_ms,
             drain_s=drain_timeout,
+            read_gpu=gpu_reader(gpus),
         )
     except (EndpointsError, OSError) as error:
         raise CommandError(str(error)) from error

@@ -15,9 +15,9 @@ import vllm
 from vllm.v1.metrics import loggers
 
 from recursant.worker import settings as names
+from recursant.worker.nvml import gpu_reader
 from recursant.worker.vllm_plugin.counting import Tally
 from recursant.worker.vllm_plugin.declared import api_servers, read_declared
-from recursant.worker.vllm_plugin.devices import gpu_reader
 from recursant.worker.vllm_plugin.thread import ReporterThread
 
 # A child of vLLM's logger, so that its lines look like the others.
