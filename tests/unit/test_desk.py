@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from extproc.desk import Desk, Ticket
 from extproc.gateway import Arrival, Decision, Demand, Gateway
 from recursant.admission.queue import HoldQueue
+from recursant.agents.policy import AgentPolicy
 from recursant.agents.request import AgentRequest
 from recursant.config.model import Config
 from recursant.fleet.worker import WorkerStatus
@@ -233,6 +234,37 @@ def test_degrade_goes_to_another_family() -> None:
     assert isinstance(client.outcome, Decision)
     assert (client.outcome.fallback, client.outcome.model) == ("degrade_to_phi", PHI.name)
     assert client.outcome.replaced_models == f",{QWEN.name},"
+
+
+@pytest.mark.parametrize(("free", "served"), [(6_400, True), (6_399, False)])
+def test_the_memory_that_an_agent_needs_holds_for_the_other_family_too(free: int, served: bool) -> None:
+    office = Office(record("w1", status=WorkerStatus.MISSING), record("w2", models=[PHI], free_vram_mb=free))
+    office.gateway.set_policies(
+        [AgentPolicy(agent_id="degrade", model_family="qwen", min_vram_mb=6_400, fallback_strategy="degrade_to_phi")]
+    )
+    client, _ = office.come("degrade")
+    if served:
+        assert office.worker_of(client) == "w2"
+    else:
+        # What the first family said counts.
+        assert (problem(client).status, problem(client).code) == (503, "no_worker")
+
+
+def test_a_request_may_outlive_its_agents_policy() -> None:
+    # Between its headers and its body the agent is deleted: it goes on with the policy that it came with.
+    office = Office(record("w1", exclusive=True), record("w2"))
+    office.gateway.set_policies([AgentPolicy(agent_id="own", model_family="qwen", workers=("w1",))])
+    headers = {"x-agent-id": b"own", "content-length": b"8"}
+    arrival = office.gateway.arrival(headers, has_body=True)
+    assert isinstance(arrival, Arrival)
+    office.gateway.set_policies([])
+    demand = office.gateway.demand(arrival, None)
+    assert isinstance(demand, Demand)
+    assert demand.agent.agent == "own"
+    # It may not use exclusive workers any longer.
+    client = Client()
+    client.outcome = outcome if isinstance(outcome := office.desk.admit(client, demand, 0.0), Decision) else None
+    assert office.worker_of(client) == "w2"
 
 
 def test_a_degraded_prompt_is_measured_with_the_other_family_s_tokenizer() -> None:
