@@ -79,7 +79,7 @@ def sim(
         str,
         typer.Option(
             "--profile",
-            help="Hardware and model it behaves like: small, tiny, a100-llama-3-8b, h100-llama-2-7b.",
+            help="Hardware and model it behaves like: small, tiny, or one of docs/calibration.md, as a100-llama-3-8b.",
             rich_help_panel=_ENGINE,
         ),
     ] = "small",

@@ -67,7 +67,7 @@ class AgentLoad:
 # history and question here. Code: Azure's code trace (medians: prompt 1,500, answer 13, as Splitwise says). Summaries:
 # papers of vidur's arXiv set (prompt p50 2,697, p99 3,930; answer p50 166), cut at Phi-3-mini's 4,096. How far answers
 # scatter around their medians in the last two is our choice.
-CHAT: Final = AgentLoad("chat-web", 0.5, Lengths(180, 1_500, 8, 2_000), Lengths(129, 601, 2, 800), 512, 4.0)
+CHAT: Final = AgentLoad("chat-web", 0.5, Lengths(100, 800, 8, 2_000), Lengths(129, 601, 2, 800), 512, 3.0)
 CODE: Final = AgentLoad("code-completion", 0.3, Lengths(988, 3_500, 64, 5_000), Lengths(13, 128, 2, 256), 512)
 SUMMARY: Final = AgentLoad("batch-summary", 0.2, Lengths(2_697, 3_930, 600, 3_500), Lengths(166, 500, 20, 500))
 MIXED: Final = (CHAT, CODE, SUMMARY)
