@@ -160,6 +160,13 @@ def test_each_extproc_process_is_an_endpoint() -> None:
     assert len(cluster.health_checks) == 1
     # Dialled with the next request, which is sooner than any check.
     assert not extproc_cluster("unix:/run/a.sock").health_checks
+    # Where another one can serve, a process that cannot be reached is left out at the first failure.
+    refusing = cluster.outlier_detection
+    assert refusing.split_external_local_origin_errors
+    assert refusing.consecutive_local_origin_failure.value == 1
+    assert refusing.enforcing_consecutive_local_origin_failure.value == 100
+    assert refusing.max_ejection_percent.value == 100
+    assert not extproc_cluster("unix:/run/a.sock").HasField("outlier_detection")
     assert len(extproc_cluster("10.0.0.1:9002").health_checks) == 1
 
 

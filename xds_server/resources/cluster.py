@@ -141,6 +141,7 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
             ]
         ),
         health_checks=[_connects()] if watched else [],
+        outlier_detection=_refuses() if len(addresses) > 1 else None,
         common_lb_config=cluster.ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0.0)),
         typed_extension_protocol_options=packed(
             {
@@ -151,6 +152,23 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
                 )
             }
         ),
+    )
+
+
+def _refuses() -> cluster.OutlierDetection:
+    """A process that cannot be reached is left out at once, not from its next check on; the check brings it back."""
+    return cluster.OutlierDetection(
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=1,
+        enforcing_consecutive_local_origin_failure=100,
+        enforcing_local_origin_success_rate=0,
+        enforcing_consecutive_5xx=0,
+        enforcing_consecutive_gateway_failure=0,
+        enforcing_success_rate=0,
+        interval=_CHECK_EVERY,
+        base_ejection_time=_CHECK_EVERY,
+        max_ejection_time=_CHECK_EVERY,
+        max_ejection_percent=100,
     )
 
 

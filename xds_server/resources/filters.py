@@ -90,6 +90,7 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
     return ext_proc.ExternalProcessor(
         stat_prefix="recursant",
         # No timeout of its own: the stream lives as long as the request.
+        # No retries: they would bring another process the stream without the message that was sent on it already.
         grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=names.EXTPROC_CLUSTER)),
         failure_mode_allow=True,
         # For agents whose policy fails closed.
