@@ -5,7 +5,7 @@ Labels come from configured names and the fleet's worker ids, never from a clien
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from extproc.transports.base import TransportStats
 from recursant.admission.calibration import Estimate
 from recursant.fleet.isolation_metrics import IsolationFigures, isolation_metrics
+from recursant.names import NO_AGENT
 
 # Seconds. The decision's bound is 3 ms and its aim 0.1 ms (SPEC C6), so that is where the resolution is.
 DECISION_BUCKETS: Final = (
@@ -49,6 +50,8 @@ class Recorder:
         self._max_series = max_series
         self._requests: dict[tuple[str, str, str], int] = {}
         self._fallbacks: dict[tuple[str, str], int] = {}
+        # Who has series of its own; None: everybody.
+        self._agents: frozenset[str] | None = None
         # One more than the buckets: the last is +Inf.
         self._decisions = [0] * (len(DECISION_BUCKETS) + 1)
         self._decision_seconds = 0.0
@@ -68,6 +71,8 @@ class Recorder:
         except KeyError:
             if len(requests) >= self._max_series:
                 key = (OTHER, OTHER, outcome)
+            elif not self._known(agent):
+                key = (OTHER, worker, outcome)
             requests[key] = requests.get(key, 0) + 1
 
     def decided(self, seconds: float) -> None:
@@ -79,7 +84,7 @@ class Recorder:
         """A request of `agent` went the way of `strategy`, a configured name."""
         key = (agent, strategy)
         fallbacks = self._fallbacks
-        if key not in fallbacks and len(fallbacks) >= self._max_series:
+        if key not in fallbacks and (len(fallbacks) >= self._max_series or not self._known(agent)):
             key = (OTHER, strategy)
         fallbacks[key] = fallbacks.get(key, 0) + 1
 
@@ -87,6 +92,23 @@ class Recorder:
         """Drop the series of a worker that left the fleet, so that departed names do not pile up."""
         for key in [key for key in self._requests if key[1] == worker]:
             del self._requests[key]
+
+    def keep_agents(self, agents: Iterable[str]) -> None:
+        """Let only these agents have series of their own; what was counted of others goes on under OTHER.
+
+        So the names of deleted agents do not pile up, and no sum falls. Requests that outlive their agent count there.
+        """
+        self._agents = frozenset((*agents, NO_AGENT, OTHER))
+        for key in [key for key in self._requests if key[0] not in self._agents]:
+            count = self._requests.pop(key)
+            folded = (OTHER, *key[1:])
+            self._requests[folded] = self._requests.get(folded, 0) + count
+        for name in [name for name in self._fallbacks if name[0] not in self._agents]:
+            count = self._fallbacks.pop(name)
+            self._fallbacks[OTHER, name[1]] = self._fallbacks.get((OTHER, name[1]), 0) + count
+
+    def _known(self, agent: str) -> bool:
+        return self._agents is None or agent in self._agents
 
     # The scrape runs on a thread of its own. Copies of dicts and lists are atomic under the interpreter lock, so the
     # loop's thread never waits.

@@ -115,6 +115,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
 
     def policies_changed(policies: tuple[AgentPolicy, ...]) -> None:
         gateway.set_policies(policies)
+        recorder.keep_agents(policy.agent_id for policy in policies)
         directory.set_agents(policies)
 
     client = _policy_client(config, policies_changed)

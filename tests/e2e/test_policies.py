@@ -51,6 +51,10 @@ def served_as(stack: Stack, agent: str) -> str:
     return stack.chat("Hello", agent=agent).headers.get("x-recursant-agent", "")
 
 
+def agents_counted(stack: Stack) -> set[str]:
+    return set(stack.service_metrics("extproc").by("recursant_requests_total", "agent"))
+
+
 def test_a_policy_that_nobody_can_serve_warns_wakes_and_works_when_a_worker_comes(
     make_stack: MakeStack, tmp_path: Path
 ) -> None:
@@ -90,6 +94,8 @@ def test_a_policy_that_nobody_can_serve_warns_wakes_and_works_when_a_worker_come
 
     assert policy(stack, "delete", "voice-transcribe").exit_code == 0
     wait_until(lambda: served_as(stack, "voice-transcribe") == "default")
+    # Its name leaves the metrics, its counts do not.
+    wait_until(lambda: agents_counted(stack) == {"default", "other"})
     assert policy(stack, "get", "voice-transcribe").exit_code == 1
     assert policy(stack, "diff", "-f", str(file)).exit_code == 1
 

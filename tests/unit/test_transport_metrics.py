@@ -86,3 +86,27 @@ def test_a_departed_worker_takes_its_series_along() -> None:
     recorder.request_finished("chat-web", "w2", "ok")
     recorder.forget_worker("w1")
     assert recorder.requests() == {("chat-web", "w2", "ok"): 1}
+
+
+def test_deleted_agents_go_on_under_other_and_no_sum_falls() -> None:
+    recorder = Recorder()
+    for agent in ("chat-web", "gone", "default"):
+        recorder.request_finished(agent, "w1", "ok")
+        recorder.fallback_taken(agent, "drop")
+    recorder.keep_agents(["chat-web"])
+    # Requests that were under way when their agent was deleted.
+    recorder.request_finished("gone", "w1", "ok")
+    recorder.request_finished("gone", "w2", "ok")
+    recorder.fallback_taken("gone", "drop")
+    recorder.request_finished("chat-web", "w1", "ok")
+    assert recorder.requests() == {
+        ("chat-web", "w1", "ok"): 2,
+        ("default", "w1", "ok"): 1,
+        (OTHER, "w1", "ok"): 2,
+        (OTHER, "w2", "ok"): 1,
+    }
+    assert recorder.fallbacks() == {("chat-web", "drop"): 1, ("default", "drop"): 1, (OTHER, "drop"): 2}
+    # One that is applied again starts afresh.
+    recorder.keep_agents(["chat-web", "gone"])
+    recorder.request_finished("gone", "w1", "ok")
+    assert recorder.requests()["gone", "w1", "ok"] == 1
