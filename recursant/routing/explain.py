@@ -239,7 +239,7 @@ def _bandwidth(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple
 
 
 def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float] | None:
-    return (lengths, need.prompt_tokens) if need.prompt_tokens else None
+    return (lengths, need.context_tokens) if need.context_tokens else None
 
 
 def _memory(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float]:

@@ -45,9 +45,8 @@ def _bandwidth(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask 
 
 
 def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> Mask | None:
-    if need.prompt_tokens == 0:
-        return None
-    return _but(lengths < need.prompt_tokens)
+    tokens = need.context_tokens
+    return _but(lengths < tokens) if tokens else None
 
 
 def _memory(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:

@@ -22,6 +22,7 @@ class Need:
         min_bandwidth_mb_s: memory bandwidth that must be left.
         prompt_tokens: length of the prompt, estimated.
         expected_tokens: length of the answer, expected.
+        context_length: prompt and output together that the worker's model must be able to hold, in tokens.
         latency_sla_ms: what the expected wait is held against.
         count_as: the class whose share of the slots it may use; None: any worker, full or not.
     """
@@ -33,8 +34,14 @@ class Need:
     min_bandwidth_mb_s: int = 0
     prompt_tokens: int = 0
     expected_tokens: int = DEFAULT_EXPECTED_TOKENS
+    context_length: int = 0
     latency_sla_ms: int | None = None
     count_as: PriorityClass | None = None
+
+    @property
+    def context_tokens(self) -> int:
+        """How long a model's context must be: what the agent needs, and the prompt where it is longer."""
+        return max(self.context_length, self.prompt_tokens)
 
     @property
     def kv_tokens(self) -> int:

@@ -14,7 +14,7 @@ from recursant.admission.queue import HoldQueue
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.request import AgentRequest
 from recursant.config.model import Config
-from recursant.fleet.worker import WorkerStatus
+from recursant.fleet.worker import Model, WorkerStatus
 from recursant.problems import ApiProblem
 
 AGENTS: list[dict[str, Any]] = [
@@ -248,6 +248,19 @@ def test_the_memory_that_an_agent_needs_holds_for_the_other_family_too(free: int
     else:
         # What the first family said counts.
         assert (problem(client).status, problem(client).code) == (503, "no_worker")
+
+
+def test_a_model_with_a_shorter_context_than_the_agent_needs_is_ruled_out() -> None:
+    short = Model(QWEN.name, "qwen", 8_191)
+    policy = AgentPolicy(agent_id="long", model_family="qwen", context_length=8_192)
+    office = Office(record("w1", models=[short]), record("w2"))
+    office.gateway.set_policies([policy])
+    assert {office.worker_of(office.come("long")[0]) for _ in range(5)} == {"w2"}
+    # An estimate may be wrong; what the policy says is not.
+    office = Office(record("w1", models=[short]))
+    office.gateway.set_policies([policy])
+    client, _ = office.come("long")
+    assert (problem(client).status, problem(client).code) == (503, "no_context")
 
 
 def test_a_request_may_outlive_its_agents_policy() -> None:
