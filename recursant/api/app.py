@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 
 from recursant import __version__
-from recursant.api import decisions, errors, fleet, health, isolation, metrics, reports
+from recursant.api import decisions, drain, errors, fleet, health, isolation, metrics, reports
 from recursant.api.dependencies import Dependencies
 
 
@@ -22,6 +22,7 @@ def create_app(dependencies: Dependencies) -> FastAPI:
     app.include_router(decisions.router(dependencies.inspect))
     # Before the fleet's, whose ids may hold a slash.
     app.include_router(isolation.router(dependencies.fleet, dependencies.isolation, dependencies.clock))
+    app.include_router(drain.router(dependencies.fleet, dependencies.isolation, dependencies.read_peers))
     app.include_router(fleet.router(dependencies.fleet, dependencies.clock))
     app.include_router(metrics.router(dependencies.registry, dependencies.read_peers))
     return app

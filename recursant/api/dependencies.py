@@ -38,6 +38,9 @@ class IsolationControl(Protocol):
     async def isolate(self, worker_id: str, seconds: float, text: str, *, by: str) -> None:
         """Isolate a worker, everywhere; `StoreError` where the others cannot be told."""
 
+    async def drain(self, worker_id: str, text: str, *, by: str) -> None:
+        """Let a worker finish what it has; `StoreError` where the others cannot be told."""
+
     async def release(self, worker_id: str, *, by: str) -> None:
         """End its isolation or trial, everywhere; `StoreError` where the others cannot be told."""
 

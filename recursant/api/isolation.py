@@ -89,7 +89,7 @@ def router(fleet: Fleet, control: IsolationControl, clock: Callable[[], float]) 
         try:
             await control.isolate(worker_id, order.for_s, order.reason, by=_BY)
         except StoreError as error:
-            raise ProblemError(_away(error)) from error
+            raise ProblemError(redis_away(error)) from error
         _log.info("worker %s was isolated by hand for %g s: %s", worker_id, order.for_s, order.reason)
         return info(worker_id)
 
@@ -101,7 +101,7 @@ def router(fleet: Fleet, control: IsolationControl, clock: Callable[[], float]) 
         try:
             await control.release(worker_id, by=_BY)
         except StoreError as error:
-            raise ProblemError(_away(error)) from error
+            raise ProblemError(redis_away(error)) from error
         _log.info("worker %s was released by hand", worker_id)
         return info(worker_id)
 
@@ -117,5 +117,6 @@ def _order(data: Any) -> Order:
         raise ProblemError(bad_request(f"{param}: {first['msg']}", param=param)) from None
 
 
-def _away(error: StoreError) -> ApiProblem:
+def redis_away(error: StoreError) -> ApiProblem:
+    """503: an operator's word has to reach everybody."""
     return unavailable(f"Redis is away, so the others cannot be told; nothing was changed: {error}", code="redis_down")

@@ -75,6 +75,11 @@ def isolation_path(worker: str) -> str:
     return f"/v1/workers/{quote(worker, safe='')}/isolation"
 
 
+def drain_path(worker: str) -> str:
+    """The path of a worker's drain."""
+    return f"/v1/workers/{quote(worker, safe='')}/drain"
+
+
 def _said(response: Any) -> str:
     try:
         return str(response.json()["error"]["message"])

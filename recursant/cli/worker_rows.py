@@ -51,6 +51,8 @@ def _isolation(isolation: Mapping[str, Any] | None) -> str:
     said = f"{isolation['reason']}: {isolation['text']}" if isolation["text"] else isolation["reason"]
     if isolation["phase"] == "trial":
         return f" (on trial after {isolation['reason']})"
+    if isolation["phase"] == "draining":
+        return f" ({isolation['text']})" if isolation["text"] else ""
     if isolation["phase"] == "spared":
         return f" (ALARM, too many are isolated: {said})"
     return f" ({said}, {isolation['left_s']:.0f} s left)"

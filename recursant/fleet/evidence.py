@@ -66,6 +66,8 @@ class Reason(StrEnum):
     UNREACHABLE = "unreachable"
     PROBE = "probe"
     MANUAL = "manual"
+    # An operator wants to stop it: it finishes what it has.
+    DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ they hear of them.
 A worker that was isolated by evidence is on trial when its time is over: it gets one request at a time, and is back
 when enough of them, or a probe, succeeded, or the trial's time is over too. A failure isolates it again, for twice
 the time. What an operator isolates comes back without a trial.
+
+An operator who means to stop a worker drains it: that is an isolation too, by another name, and ends with the process.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,8 @@ from recursant.fleet.evidence import MAX_TEXT_CHARS, Evidence, Finding, Reason
 RELEASE_MEMORY_S: Final = 60.0
 # The time doubles at most so often; `isolation.longest_ms` bounds it before.
 MAX_LEVEL: Final = 20
+# A drain that nobody ends is forgotten after this long. Seconds.
+LONGEST_DRAIN_S: Final = 86_400.0
 
 
 class Phase(StrEnum):
@@ -30,6 +34,8 @@ class Phase(StrEnum):
     TRIAL = "trial"
     # It should be out, but too many are already.
     SPARED = "spared"
+    # Taken out on an operator's word, to be stopped.
+    DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Isolation:
 
     Attributes:
         worker_id: whose.
-        incarnation: of the process that it is about; "" for a manual one, which outlives restarts.
+        incarnation: of the process that it is about; "" for one that outlives restarts, as a manual one does.
         reason: why.
         text: the evidence in words.
         since_ms: when it began, by its maker's wall clock; for people, and to tell the newer of two.
@@ -63,7 +69,11 @@ class Isolation:
     @property
     def manual(self) -> bool:
         """Was it an operator's word?"""
-        return self.reason is Reason.MANUAL
+        return self.reason in (Reason.MANUAL, Reason.DRAIN)
+
+    def is_about(self, incarnation: str) -> bool:
+        """Does it hold for this process of the worker?"""
+        return self.incarnation in ("", incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,9 @@ def merge(one: Isolation, other: Isolation) -> Isolation:
     if one.released or other.released:
         return _newer(one, other)
     if one.manual != other.manual:
-        return one if one.manual else other
+        operators, found = (one, other) if one.manual else (other, one)
+        # A drain says nothing about the process after it.
+        return operators if operators.is_about(found.incarnation) else _newer(one, other)
     if one.manual or one.incarnation != other.incarnation or one.since_ms == other.since_ms:
         return _newer(one, other)
     return max(one, other, key=lambda each: (each.until_s, each.since_ms))
@@ -161,6 +173,22 @@ class IsolationBook:
         text = text[:MAX_TEXT_CHARS]
         return self._put(Isolation(worker_id, "", Reason.MANUAL, text, since, until_s, until_s, by=by))
 
+    def drain(self, worker_id: str, incarnation: str, text: str, now: float, wall_ms: int, *, by: str) -> Isolation:
+        """Take a worker out on an operator's word, for good: until it is released, or stops.
+
+        Args:
+            worker_id: which.
+            incarnation: of its process; "" where a restart is not to end it.
+            text: why, in words.
+            now: when.
+            wall_ms: the same by the wall clock.
+            by: whose word.
+        """
+        until_s = now + LONGEST_DRAIN_S
+        since = self._since(worker_id, wall_ms)
+        text = text[:MAX_TEXT_CHARS]
+        return self._put(Isolation(worker_id, incarnation, Reason.DRAIN, text, since, until_s, until_s, by=by))
+
     def release(self, worker_id: str, now: float, wall_ms: int, *, by: str) -> Isolation:
         """End whatever isolation or trial there is, everywhere."""
         old = self._known.get(worker_id)
@@ -220,7 +248,10 @@ class IsolationBook:
             if each.released or now >= each.gone_s:
                 continue
             if each.manual:
-                found[each.worker_id] = Standing(each, Phase.ISOLATED)
+                if not each.is_about(ready.get(each.worker_id, each.incarnation)):
+                    continue
+                phase = Phase.DRAINING if each.reason is Reason.DRAIN else Phase.ISOLATED
+                found[each.worker_id] = Standing(each, phase)
                 manual_among_ready += each.worker_id in ready
             elif ready.get(each.worker_id) == each.incarnation:
                 by_evidence.append((Phase.ISOLATED if now < each.until_s else Phase.TRIAL, each))
@@ -243,7 +274,7 @@ class IsolationBook:
         known = self._known.get(worker_id)
         if known is None or known.released or now >= known.gone_s:
             return None
-        return known if known.manual or known.incarnation == incarnation else None
+        return known if known.is_about(incarnation) else None
 
     def _again(self, old: Isolation, text: str, now: float, wall_ms: int) -> Isolation:
         level = min(old.level + 1, MAX_LEVEL)

@@ -26,6 +26,9 @@ POLL_S: Final = 0.25
 # How often it is looked whose time is over.
 TICK_S: Final = 0.05
 
+# What a worker that reports to be ready is, in each phase that takes it out.
+_STATUS_OF: Final = {Phase.ISOLATED: WorkerStatus.ISOLATED, Phase.DRAINING: WorkerStatus.DRAINING}
+
 _log = logging.getLogger(__name__)
 
 
@@ -94,8 +97,10 @@ class Ward:
         standing = self._standings.get(record.worker_id)
         if standing is None:
             return record
-        out = standing.phase is Phase.ISOLATED and record.status is WorkerStatus.READY
-        return replace(record, status=WorkerStatus.ISOLATED if out else record.status, standing=standing)
+        status = record.status
+        if status is WorkerStatus.READY:
+            status = _STATUS_OF.get(standing.phase, status)
+        return replace(record, status=status, standing=standing)
 
     # --- what happens ---
 
@@ -151,6 +156,22 @@ class Ward:
         now = self._clock()
         await self._share_first()
         self._made(self._book.isolate(worker_id, seconds, text, now, self._wall_ms(), by=by))
+        await self._sync()
+
+    async def drain(self, worker_id: str, text: str, *, by: str) -> None:
+        """Let a worker finish what it has, and give it nothing new, here and everywhere, until it stops or is released.
+
+        A worker that the configuration names is known by whoever scrapes it, so its own restart is not seen for sure:
+        it has to be released.
+
+        Raises:
+            StoreError: Redis is away, so the others cannot learn of it; nothing was done.
+        """
+        now = self._clock()
+        await self._share_first()
+        record = self._records().get(worker_id)
+        incarnation = "" if record is None or record.static else record.state.incarnation
+        self._made(self._book.drain(worker_id, incarnation, text, now, self._wall_ms(), by=by))
         await self._sync()
 
     async def release(self, worker_id: str, *, by: str) -> None:
@@ -254,6 +275,10 @@ def _say(worker_id: str, before: Standing | None, now: Standing | None) -> None:
             "ALARM: worker %s should be isolated, but too much of the fleet is already: %s",
             worker_id,
             now.isolation.text,
+        )
+    elif now.phase is Phase.DRAINING:
+        _log.info(
+            "worker %s is drained by %s: %s", worker_id, now.isolation.by, now.isolation.text or "no reason given"
         )
     elif before is None or before.isolation != now.isolation or before.phase is not now.phase:
         _log.warning("worker %s is isolated (%s): %s", worker_id, now.isolation.reason, now.isolation.text)

@@ -63,6 +63,11 @@ class FakeControl:
             raise self.failure
         self.orders.append((worker_id, seconds, text, by))
 
+    async def drain(self, worker_id: str, text: str, *, by: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.orders.append((worker_id, text, by))
+
     async def release(self, worker_id: str, *, by: str) -> None:
         if self.failure is not None:
             raise self.failure
@@ -495,6 +500,7 @@ async def test_the_api_describes_itself(rig: Rig) -> None:
         "/readyz",
         "/v1/workers",
         "/v1/workers/{worker_id}",
+        "/v1/workers/{worker_id}/drain",
         "/v1/workers/{worker_id}/isolation",
         "/v1/explain",
         "/v1/decisions",

@@ -42,9 +42,12 @@ def test_the_commands_there_are() -> None:
         "worker",
         "worker sidecar",
         "workers",
+        "workers drain",
         "workers isolate",
         "workers list",
         "workers release",
+        "workers resume",
+        "workers undrain",
     }
 
 

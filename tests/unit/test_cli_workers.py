@@ -56,6 +56,8 @@ class Api:
     def __init__(self) -> None:
         self.status, self.body = 200, json.dumps(DOCUMENT)
         self.orders: list[tuple[str, str, object]] = []
+        # To an order.
+        self.answer: object = None
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -74,7 +76,7 @@ class Api:
                 api.orders.append((self.command, self.path, json.loads(body or "null")))
                 self.send_response(api.status)
                 self.end_headers()
-                self.wfile.write(b"null" if api.status == 200 else api.body.encode())
+                self.wfile.write(json.dumps(api.answer).encode() if api.status == 200 else api.body.encode())
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -22,7 +22,7 @@ from recursant.fleet.evidence import (
     Judge,
     Reason,
 )
-from recursant.fleet.isolation import Isolation, IsolationBook, Phase, allowed_at_once, merge
+from recursant.fleet.isolation import LONGEST_DRAIN_S, Isolation, IsolationBook, Phase, allowed_at_once, merge
 from recursant.v1.worker_state_pb2 import WorkerState
 
 CUDA, OOM, ERROR = Evidence.CUDA_ERROR, Evidence.OUT_OF_MEMORY, Evidence.SERVER_ERROR
@@ -263,6 +263,42 @@ def test_manual_isolation_and_release() -> None:
     kept.found("w1", "a", FOUND[Reason.CUDA], 60.0, 60)
     kept.release("w1", 61.0, 61, by="api")
     assert phases(kept, 61.0) == {}
+
+
+def test_a_drain_ends_with_the_process_and_is_not_counted() -> None:
+    kept = book()
+    kept.drain("w0", "a", "driver update", 0.0, 0, by="api")
+    # Nothing ends it but a release, a restart, or a whole day; no evidence makes it less.
+    assert phases(kept, LONGEST_DRAIN_S - 1.0) == {"w0": Phase.DRAINING}
+    assert kept.found("w0", "a", FOUND[Reason.CUDA], 1.0, 1) is None
+    assert phases(kept, 1.0, FLEET | {"w0": "b"}) == {}
+    # While its process is not ready nothing is known of a restart.
+    assert phases(kept, 1.0, {"w1": "a", "w2": "a"}) == {"w0": Phase.DRAINING}
+    # It is no evidence against the fleet: of three that are left, one may be taken out besides.
+    for number in (1, 2):
+        kept.found(f"w{number}", "a", FOUND[Reason.CUDA], 2.0, number)
+    assert phases(kept, 2.0) == {"w0": Phase.DRAINING, "w1": Phase.ISOLATED, "w2": Phase.SPARED}
+    kept.release("w0", 3.0, 3, by="api")
+    assert "w0" not in phases(kept, 3.0)
+
+
+def test_the_process_after_a_drain_is_judged_like_any_other() -> None:
+    kept, other = book(), book()
+    drained = kept.drain("w0", "a", "", 0.0, 0, by="api")
+    found = kept.found("w0", "b", FOUND[Reason.CUDA], 1.0, 1)
+    assert found is not None
+    assert phases(kept, 1.0, FLEET | {"w0": "b"}) == {"w0": Phase.ISOLATED}
+    # Whoever knows only the drain learns of it, and not the other way round.
+    assert merge(drained, found) is merge(found, drained) is found
+    other.reconcile([drained], 0.5)
+    assert other.reconcile([found], 1.0) == []
+    assert phases(other, 1.0, FLEET | {"w0": "b"}) == {"w0": Phase.ISOLATED}
+
+
+def test_a_drain_that_outlives_restarts_has_to_be_released() -> None:
+    kept = book()
+    kept.drain("w0", "", "", 0.0, 0, by="api")
+    assert phases(kept, 1.0, FLEET | {"w0": "b"}) == {"w0": Phase.DRAINING}
 
 
 @pytest.mark.parametrize(("workers", "share", "allowed"), [(0, 0.5, 0), (1, 1.0, 0), (2, 0.5, 1), (3, 0.5, 1)])

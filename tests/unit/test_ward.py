@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,26 @@ async def test_every_process_learns_of_it_and_of_its_release(redis_server: Redis
         await until(lambda: one.isolated() == set())
         await other.ward.isolate("w1", 60.0, "looks odd", by="somebody")
         await until(lambda: one.isolated() == {"w1"})
+
+
+async def test_every_process_lets_a_drained_worker_finish(redis_server: RedisServer) -> None:
+    one, other = Process(redis_server.url), Process(redis_server.url, "other", judges=False)
+    other.fleet["w1"] = replace(other.fleet["w1"], static=True)
+    async with running(one, other):
+        await one.ward.drain("w0", "driver update", by="operator")
+        assert one.ward.marked(one.fleet["w0"]).status is WorkerStatus.DRAINING
+        await until(lambda: other.ward.marked(other.fleet["w0"]).status is WorkerStatus.DRAINING)
+        assert other.ward.standings["w0"].isolation.text == "driver update"
+        # It drains, which is another thing than to be isolated.
+        assert (other.ward.figures().isolated, other.isolated()) == (0, set())
+        # A restart ends it, for both; one that is scraped has to be released.
+        await other.ward.drain("w1", "", by="operator")
+        for process in (one, other):
+            for worker in ("w0", "w1"):
+                process.fleet[worker] = record(worker, incarnation="second")
+        await until(lambda: one.ward.standings.keys() == other.ward.standings.keys() == {"w1"})
+        await one.ward.release("w1", by="operator")
+        await until(lambda: not other.ward.standings)
 
 
 async def test_who_starts_later_knows_before_it_is_loaded(redis_server: RedisServer) -> None:
