@@ -63,17 +63,19 @@ class Surroundings:
 
 
 class Policy(Protocol):
-    """A way of routing, by name.
+    """A way of routing, by name."""
 
-    Attributes:
-        name: in tables.
-        report_s: how often its gateways hear from each worker; None: as the environment has it; 0: never.
-        priority_scheduling: engines order by priority, as this policy sets it.
-    """
+    @property
+    def name(self) -> str:
+        """In tables."""
 
-    name: str
-    report_s: float | None
-    priority_scheduling: bool
+    @property
+    def report_s(self) -> float | None:
+        """How often its gateways hear from each worker; None: as the environment has it; 0: never."""
+
+    @property
+    def priority_scheduling(self) -> bool:
+        """Engines order by priority, as this policy sets it."""
 
     def router(self, surroundings: Surroundings) -> Router:
         """A gateway under this policy."""
