@@ -19,35 +19,41 @@ class SharedSlots(Slots):
     def __init__(self, file: CountsFile) -> None:
         super().__init__()
         self._file = file
-        self._everywhere = file.counts
         self._counts = file.counts[file.row]
-        self._sent = file.tokens
-        self._own_sent = file.tokens[file.row]
+        self._sent = file.tokens[file.row]
         self._released = int(file.released[file.row])
+        # Row by row: for a few processes that is several times faster than a sum over the matrix.
+        others = [row for row in range(len(file.counts)) if row != file.row]
+        self._other_counts = [file.counts[row] for row in others]
+        self._other_sent = [file.tokens[row] for row in others]
 
     def add(self, slot: int, delta: int, tokens: int = 0) -> None:
         """See `Slots.add`."""
         super().add(slot, delta)
         if tokens:
-            self._own_sent[slot] += tokens
+            self._sent[slot] += tokens
         if delta < 0:
             self._released -= delta
             self._file.released[self._file.row] = self._released
 
-    def counts(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+    def counts(self, slots: NDArray[np.intp]) -> NDArray[np.int32]:
         """See `Slots.counts`. Another process may be one pick ahead of what it has counted."""
-        found: NDArray[np.int64] = np.add.reduce(self._everywhere.take(slots, axis=1), axis=0)
+        found: NDArray[np.int32] = self._counts.take(slots)
+        for row in self._other_counts:
+            found += row.take(slots)
         return found
 
-    def tokens_elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+    def tokens_elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64] | None:
         """See `Slots.tokens_elsewhere`."""
-        found: NDArray[np.int64] = np.add.reduce(self._sent.take(slots, axis=1), axis=0) - self._own_sent[slots]
+        found: NDArray[np.int64] | None = None
+        for row in self._other_sent:
+            found = row.take(slots) if found is None else found + row.take(slots)
         return found
 
     def at(self, slot: int) -> tuple[int, int]:
         """See `Slots.at`."""
-        sent = int(self._sent[:, slot].sum()) - int(self._own_sent[slot])
-        return int(self._everywhere[:, slot].sum()), sent
+        in_flight = int(self._counts[slot]) + sum(int(row[slot]) for row in self._other_counts)
+        return in_flight, sum(int(row[slot]) for row in self._other_sent)
 
     def released_elsewhere(self) -> int:
         """How many places other processes gave back, ever; a change means that there may be room."""

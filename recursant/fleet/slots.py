@@ -5,8 +5,6 @@ another worker's count. The table grows with the workers that are known or still
 those who tell of them. Where several processes share a host, `SharedSlots` counts for all of them.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,7 +51,7 @@ class Slots:
         """Requests that this process has in flight at a slot."""
         return int(self._counts[slot])
 
-    def counts(self, slots: NDArray[np.intp]) -> NDArray[np.integer[Any]]:
+    def counts(self, slots: NDArray[np.intp]) -> NDArray[np.int32]:
         """Requests in flight at each of `slots`, of all processes of this host."""
         found: NDArray[np.int32] = self._counts[slots]
         return found
