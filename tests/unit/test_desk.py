@@ -263,6 +263,23 @@ def test_a_model_with_a_shorter_context_than_the_agent_needs_is_ruled_out() -> N
     assert (problem(client).status, problem(client).code) == (503, "no_context")
 
 
+def test_a_session_does_not_hold_a_request_to_a_full_worker() -> None:
+    office = Office(record("w1", max_num_seqs=2), record("w2", max_num_seqs=2))
+
+    def come() -> Client:
+        client = Client()
+        headers = {"x-agent-id": b"high", "content-length": b"0", "x-session-id": b"the same"}
+        arrival = office.gateway.arrival(headers, has_body=True)
+        assert isinstance(arrival, Arrival)
+        demand = office.gateway.demand(arrival, None)
+        assert isinstance(demand, Demand)
+        outcome = office.desk.admit(client, demand, office.now)
+        client.outcome = None if isinstance(outcome, Ticket) else outcome
+        return client
+
+    assert sorted(office.worker_of(come()) for _ in range(4)) == ["w1", "w1", "w2", "w2"]
+
+
 def test_a_request_may_outlive_its_agents_policy() -> None:
     # Between its headers and its body the agent is deleted: it goes on with the policy that it came with.
     office = Office(record("w1", exclusive=True), record("w2"))
