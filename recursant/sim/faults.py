@@ -24,6 +24,7 @@ class FaultKind(StrEnum):
     # The worker:
     SLOW = "slow"  # steps take `factor` times as long
     FREEZE = "freeze"  # the engine makes no steps; everything else answers
+    SLEEP = "sleep"  # as after POST /sleep: /health is 200, requests hang
     UNHEALTHY = "unhealthy"  # /health says 503
     DRAIN = "drain"  # as after SIGTERM: streams go on, /health is 200, new requests get 500
     CRASH = "crash"  # the process ends hard after `duration_ms`

@@ -1,6 +1,6 @@
 """vLLM 0.32's metrics, by its names and labels, from plain counters at the time of the scrape."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -17,13 +17,14 @@ _ENGINE: Final = "0"
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """What the metrics are about. `lora` maps the adapters to how many requests run on them."""
+    """What the metrics are about."""
 
     model: str
     engine: Engine
     stats: ServingStats
     lora_adapters: tuple[str, ...]
     started_at: float
+    sleep_level: Callable[[], int]
 
 
 class MetricsPage:
@@ -51,6 +52,7 @@ class MetricsPage:
     def _gauges(self) -> Iterable[Metric]:
         source, engine = self._source, self._source.engine
         stats = engine.stats()
+        level = source.sleep_level()
         yield self._gauge("num_requests_running", "Number of requests in model execution batches.", stats.running)
         yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", stats.waiting)
         yield self._labelled(
@@ -65,7 +67,7 @@ class MetricsPage:
             "engine_sleep_state",
             "Engine sleep state; awake = 1 means the engine is awake.",
             "sleep_state",
-            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            {"awake": int(level == 0), "weights_offloaded": int(level == 1), "discard_all": int(level == 2)},
         )
         yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", stats.kv_usage)
         profile = engine.profile

@@ -31,12 +31,14 @@ class EngineRunner:
         *,
         speed: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        is_asleep: Callable[[], bool] = lambda: False,
     ) -> None:
         self.engine = engine
         self.stats = stats
         self._faults = faults
         self._speed = speed
         self._clock = clock
+        self._is_asleep = is_asleep
         self._work = asyncio.Event()
 
     def queue(self, generation: Generation) -> None:
@@ -95,7 +97,7 @@ class EngineRunner:
 
     async def _thaw(self) -> None:
         # Polled: a fault is lifted by a command or by time, whichever is first.
-        while self._faults.state(FaultKind.FREEZE, self._clock()) is not None:  # noqa: ASYNC110
+        while self._is_asleep() or self._faults.state(FaultKind.FREEZE, self._clock()) is not None:  # noqa: ASYNC110
             await asyncio.sleep(FREEZE_POLL_S)
 
     def _publish(self, result: StepResult, busy_s: float) -> None:

@@ -29,6 +29,7 @@ from recursant.sim.protocol import (
     parse_json,
 )
 from recursant.sim.recorder import RecordedRequest
+from recursant.sim.sleep import SleepRoutes
 from recursant.sim.worker import SimWorker
 
 # The API that is imitated.
@@ -59,6 +60,7 @@ class SimServer:
             "/kv_event_sources": {"GET": self._kv_event_sources},
             "/tokenize": {"POST": self._tokenize},
             "/metrics": {"GET": self._metrics},
+            **SleepRoutes(worker).routes(),
             **control.routes(),
         }
 

@@ -28,6 +28,7 @@ class SimWorker:
     Attributes:
         refusing: it was told to stop and takes nothing new.
         in_flight: HTTP requests that generate.
+        ordered_sleep_level: as `/sleep` was told; 0: awake.
     """
 
     def __init__(self, options: SimOptions, port: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,33 +42,58 @@ class SimWorker:
         self.faults = Faults(options.seed)
         self.stats = ServingStats()
         self.stats.begin(clock())
-        self.runner = EngineRunner(self.engine, self.faults, self.stats, speed=options.speed, clock=clock)
+        self.runner = EngineRunner(
+            self.engine,
+            self.faults,
+            self.stats,
+            speed=options.speed,
+            clock=clock,
+            is_asleep=lambda: self.sleep_level > 0,
+        )
         self.recorder = Recorder(options.recorded_requests)
         self.errors = ErrorCounts()
         self.phase = WorkerPhase.WORKER_PHASE_READY
         self.refusing = False
         self.in_flight = 0
+        self.ordered_sleep_level = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._opened = 0
         self._open: set[Generation] = set()
         self.metrics = MetricsPage(
-            MetricsSource(options.models[0], self.engine, self.stats, options.lora_adapters, float(self.started_at))
+            MetricsSource(
+                options.models[0],
+                self.engine,
+                self.stats,
+                options.lora_adapters,
+                float(self.started_at),
+                lambda: self.sleep_level,
+            )
         )
 
     def state(self) -> WorkerState:
         """The report of this moment."""
         now = self.clock()
-        draining = self.faults.state(FaultKind.DRAIN, now) is not None
+        phase = self.phase
+        if self.faults.state(FaultKind.DRAIN, now) is not None:
+            phase = WorkerPhase.WORKER_PHASE_DRAINING
+        elif self.sleep_level and phase == WorkerPhase.WORKER_PHASE_READY:
+            # Requests would hang: it is as good as loading.
+            phase = WorkerPhase.WORKER_PHASE_WARMING
         return worker_state(
             options=self.options,
             port=self.port,
-            phase=WorkerPhase.WORKER_PHASE_DRAINING if draining else self.phase,
+            phase=phase,
             engine=self.engine,
             stats=self.stats,
             errors=self.errors,
             now=now,
         )
+
+    @property
+    def sleep_level(self) -> int:
+        """How deep it sleeps; 0: awake."""
+        return self.ordered_sleep_level or int(self.faults.state(FaultKind.SLEEP, self.clock()) is not None)
 
     @property
     def healthy(self) -> bool:

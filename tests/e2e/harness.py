@@ -309,6 +309,11 @@ class Stack:
         self._extra.append(Program(self.directory, name, arguments))
         return self._extra[-1]
 
+    def start_program(self, *arguments: str, env: Mapping[str, str] | None = None) -> Program:
+        """Another command of ours that ends with the stack: `stack.start_program("worker", "sidecar", ...)`."""
+        self._extra.append(Program(self.directory, f"extra-{len(self._extra)}", arguments, env=env))
+        return self._extra[-1]
+
     # --- requests ---
 
     @property

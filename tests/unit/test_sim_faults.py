@@ -63,6 +63,33 @@ async def test_a_client_that_leaves_before_the_answer_frees_everything_too(sim: 
     assert sim.worker.in_flight == 0
 
 
+@pytest.mark.parametrize(("level", "state"), [(1, "weights_offloaded"), (2, "discard_all")])
+async def test_asleep_it_looks_healthy_and_lets_requests_hang(sim: Sim, level: int, state: str) -> None:
+    assert (await sim.client.get("/is_sleeping")).json() == {"is_sleeping": False}
+    assert (await sim.client.post(f"/sleep?level={level}")).status_code == 200
+    request = asyncio.create_task(sim.complete())
+    await sim.until("waiting", 1)
+    assert (await sim.client.get("/health")).status_code == 200
+    assert (await sim.client.get("/is_sleeping")).json() == {"is_sleeping": True}
+    # Only the metrics tell, and the reports.
+    line = 'vllm:engine_sleep_state{engine="0",model_name="tiny-qwen",sleep_state='
+    assert await sim.metric(f'{line}"awake"') == 0
+    assert await sim.metric(f'{line}"{state}"') == 1
+    assert (await sim.state())["phase"] == "warming"
+    assert not request.done()
+    assert (await sim.client.post("/wake_up")).status_code == 200
+    assert (await request).is_success
+    assert await sim.metric(f'{line}"awake"') == 1
+    assert (await sim.state())["phase"] == "ready"
+
+
+async def test_sleep_as_a_fault_ends_by_itself(sim: Sim) -> None:
+    await sim.fault("sleep", duration_ms=50)
+    assert (await sim.state())["phase"] == "warming"
+    assert (await sim.complete()).is_success
+    assert (await sim.client.post("/sleep?level=3")).status_code == 400
+
+
 async def test_a_client_that_leaves_while_it_waits(sim: Sim) -> None:
     await sim.fault("freeze")
     request = asyncio.create_task(sim.complete())
