@@ -76,7 +76,7 @@ class DecisionLog:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._sample = settings.sample
-        self._weights = routing.weights
+        self.set_routing(routing)
         self._table = table
         self._clock = clock
         self._wall_clock = wall_clock
@@ -89,6 +89,10 @@ class DecisionLog:
         self._name = f"{rng.getrandbits(32):08x}"
         self._second = 0
         self._explained = 0
+
+    def set_routing(self, routing: Routing) -> None:
+        """Other weights are in force."""
+        self._weights = routing.weights
 
     # --- what a session tells ---
 

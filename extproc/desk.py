@@ -11,7 +11,6 @@ from typing import Final, Protocol
 from extproc.gateway import Decision, Demand, Gateway
 from recursant import names
 from recursant.admission.queue import Held, HoldQueue
-from recursant.admission.shares import aged_class
 from recursant.admission.verdict import Degrade, Hold, TakeTurns, verdict
 from recursant.problems import ApiProblem, deadline_exceeded, forbidden, model_not_found, shed, unavailable
 from recursant.routing.picker import Refusal
@@ -86,6 +85,11 @@ class Desk:
             batch.tickets.remove(ticket)
             if not batch.tickets:
                 del self._batches[ticket.demand.agent.agent]
+
+    def set_limits(self, capacity: int, ageing_s: float) -> None:
+        """How many requests may be held, and what waiting is worth, from now on; other rules may have made room."""
+        self._queue.set_limits(capacity, ageing_s)
+        self.capacity_changed()
 
     def capacity_changed(self, wake: Callable[[], None] | None = None) -> None:
         """A worker may have room that it had not. `wake` instead of the usual one, for news that may wait a little."""
@@ -204,7 +208,7 @@ class Desk:
                 if id(held) in stuck:
                     continue
                 ticket = held.item
-                count_as = aged_class(held.priority_class, now - held.since_s)
+                count_as = self._queue.aged(held, now)
                 found = self._gateway.place(ticket.demand, count_as=count_as, fallback=ticket.fallback)
                 if isinstance(found, Refusal):
                     stuck.add(id(held))

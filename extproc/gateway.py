@@ -21,6 +21,7 @@ from recursant.admission.memory import shaped_output
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest, AgentResolver
+from recursant.config.live import GatewayRules
 from recursant.config.model import Config
 from recursant.fleet.evidence import Evidence
 from recursant.fleet.table import Fact, FleetTable
@@ -160,13 +161,20 @@ class Gateway:
         self.calibration = calibration or Calibration()
         self._rng = rng
         self._ready = ready
+        self._policies: Sequence[AgentPolicy] = config.agents
         self.set_policies(config.agents)
         self._turn = 0
 
     def set_policies(self, policies: Sequence[AgentPolicy]) -> None:
         """Put other policies in force, all of them at once; requests that have arrived keep the ones they came with."""
+        self._policies = policies
         self._agents = AgentResolver(policies, max_meta_bytes=self.config.limits.agent_meta_bytes)
         self._exclusive = {policy.agent_id: frozenset(policy.workers) for policy in policies}
+
+    def set_rules(self, rules: GatewayRules) -> None:
+        """Put other rules in force for the requests that arrive from now on. The table has its own."""
+        self.config = rules.onto(self.config)
+        self.set_policies(self._policies)
 
     def ready(self) -> ApiProblem | None:
         """None when requests can be served: the fleet is known and some worker is ready; else what is missing."""
@@ -248,6 +256,7 @@ class Gateway:
         priority_class = class_by_rules(
             agent.priority_class,
             policy,
+            self.config.admission.rules,
             input_tokens=None if arrival.content_length is None else input_tokens,
             output_tokens=output_tokens,
             text=None if body is None else body.text,

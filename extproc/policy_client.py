@@ -1,4 +1,4 @@
-"""The replica as an xDS client: policies over delta ADS, the last good ones kept on disk.
+"""The replica as an xDS client: policies and rules over delta ADS, the last good ones kept on disk.
 
 https://www.envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol, "Incremental xDS". Nothing on the request path waits
 for this: while the server is away, what is known stays in force.
@@ -10,22 +10,26 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 from envoy.service.discovery.v3.ads_pb2_grpc import AggregatedDiscoveryServiceStub
-from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
+from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest, DeltaDiscoveryResponse
 from grpc import aio
 
 from extproc.policy_state import PolicyState
+from extproc.rules_state import RulesState
 from recursant.agents.policy import AgentPolicy
-from recursant.agents.policy_codec import TYPE_URL
+from recursant.agents.policy_codec import TYPE_URL as POLICY
+from recursant.config.live import GatewayRules
+from recursant.config.rules_codec import TYPE_URL as RULES
 from recursant.fleet.address import join_address
 from recursant.names import LOOPBACK
 from recursant.store.atomic_file import write_atomically
 from recursant.store.backoff import Backoff
 
 STATE_FILE: Final = "policies.json"
+RULES_FILE: Final = "rules.json"
 # All policies come in one response at first; gRPC's own limit is 4 MiB.
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _MAX_STATE_BYTES: Final = 64 * 1024 * 1024
@@ -46,6 +50,8 @@ _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
 )
 
+_StateT = TypeVar("_StateT", PolicyState, RulesState)
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +66,7 @@ def node_id() -> str:
 
 
 class PolicyClient:
-    """Keeps the policies of this process in step with the control plane.
+    """Keeps the policies and the rules of this process in step with the control plane.
 
     Args:
         target: the ADS server, `host:port`.
@@ -68,6 +74,8 @@ class PolicyClient:
         configured: the policies to start with where nothing was kept.
         state_dir: where the last good ones are kept; None keeps none.
         on_policies: takes the new policies, on the event loop, whenever they changed.
+        rules: the rules to start with where none were kept.
+        on_rules: takes the new rules, on the event loop, whenever they changed.
     """
 
     def __init__(
@@ -77,35 +85,54 @@ class PolicyClient:
         configured: Sequence[AgentPolicy],
         state_dir: Path | None,
         on_policies: Callable[[tuple[AgentPolicy, ...]], None],
+        *,
+        rules: GatewayRules | None = None,
+        on_rules: Callable[[GatewayRules], None] = lambda _: None,
     ) -> None:
         self._target = target
         self._node = node
-        self._file = None if state_dir is None else state_dir / STATE_FILE
+        self._state_dir = state_dir
         self._on_policies = on_policies
-        self._state = PolicyState.of(configured)
-        self._saved = ""
+        self._on_rules = on_rules
+        self._policies = PolicyState.of(configured)
+        self._rules = RulesState(rules or GatewayRules())
+        self._saved: dict[str, str] = {}
 
     @property
     def policies(self) -> tuple[AgentPolicy, ...]:
         """Those in force."""
-        return self._state.policies
+        return self._policies.policies
+
+    @property
+    def rules(self) -> GatewayRules:
+        """Those in force."""
+        return self._rules.rules
 
     def restore(self) -> None:
-        """Take what the last run kept, if it can be read."""
-        if self._file is None:
-            return
+        """Take what the last run kept, as far as it can be read."""
+        policies = self._kept(STATE_FILE, PolicyState.parse)
+        if policies is not None:
+            _log.info("starting with the %d policies that were kept", len(policies.policies))
+            self._policies = policies
+            self._on_policies(policies.policies)
+        rules = self._kept(RULES_FILE, RulesState.parse)
+        if rules is not None:
+            self._rules = rules
+            self._on_rules(rules.rules)
+
+    def _kept(self, name: str, parse: Callable[[str], _StateT]) -> _StateT | None:
+        if self._state_dir is None:
+            return None
+        path = self._state_dir / name
         try:
-            if self._file.stat().st_size > _MAX_STATE_BYTES:
+            if path.stat().st_size > _MAX_STATE_BYTES:
                 raise ValueError("it is too large")
-            state = PolicyState.parse(self._file.read_text(encoding="utf-8"))
+            return parse(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return
+            return None
         except (OSError, ValueError) as error:
-            _log.warning("the policies kept in %s cannot be used: %s", self._file, error)
-            return
-        _log.info("starting with the %d policies that were kept", len(state.policies))
-        self._state = state
-        self._on_policies(state.policies)
+            _log.warning("what is kept in %s cannot be used: %s", path, error)
+            return None
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
@@ -131,39 +158,50 @@ class PolicyClient:
     async def _follow(self, channel: aio.Channel) -> Any:
         """One stream; yields after each response."""
         call = AggregatedDiscoveryServiceStub(channel).DeltaAggregatedResources()
-        first = DeltaDiscoveryRequest(
-            type_url=TYPE_URL, resource_names_subscribe=["*"], initial_resource_versions=dict(self._state.versions)
-        )
-        first.node.id = self._node
         try:
-            await call.write(first)
+            for type_url, versions in ((POLICY, self._policies.versions), (RULES, self._rules.versions)):
+                first = DeltaDiscoveryRequest(
+                    type_url=type_url, resource_names_subscribe=["*"], initial_resource_versions=dict(versions)
+                )
+                first.node.id = self._node
+                await call.write(first)
             while (response := await call.read()) is not aio.EOF:
-                before = self._state.policies
-                problem = self._state.take(response)
+                problem = self._take(response)
                 answer = DeltaDiscoveryRequest(type_url=response.type_url, response_nonce=response.nonce)
                 if problem:
-                    _log.warning("refusing policies: %s", problem)
+                    _log.warning("refusing what the xDS server sends: %s", problem)
                     answer.error_detail.code = grpc.StatusCode.INVALID_ARGUMENT.value[0]
                     answer.error_detail.message = problem[:_MAX_ERROR_CHARS]
-                policies = self._state.policies
-                if policies != before:
-                    # In force before the ACK says so.
-                    self._on_policies(policies)
                 await call.write(answer)
                 await self._keep()
                 yield
         finally:
             call.cancel()
 
+    def _take(self, response: DeltaDiscoveryResponse) -> str:
+        """Put a response in force, before the ACK says so; the reasons for a NACK, empty for an ACK."""
+        if response.type_url == RULES:
+            rules = self._rules.rules
+            problem = self._rules.take(response)
+            if self._rules.rules != rules:
+                self._on_rules(self._rules.rules)
+            return problem
+        policies = self._policies.policies
+        problem = self._policies.take(response)
+        if self._policies.policies != policies:
+            self._on_policies(self._policies.policies)
+        return problem
+
     async def _keep(self) -> None:
-        if self._file is None:
+        if self._state_dir is None:
             return
-        text = self._state.dump()
-        if text == self._saved:
-            return
-        try:
-            await asyncio.to_thread(write_atomically, self._file, text)
-        except OSError as error:
-            _log.warning("the policies cannot be kept in %s: %s", self._file, error.strerror)
-            return
-        self._saved = text
+        for name, state in ((STATE_FILE, self._policies), (RULES_FILE, self._rules)):
+            path, text = self._state_dir / name, state.dump()
+            if text == self._saved.get(name):
+                continue
+            try:
+                await asyncio.to_thread(write_atomically, path, text)
+            except OSError as error:
+                _log.warning("%s cannot be kept: %s", path, error.strerror)
+                continue
+            self._saved[name] = text

@@ -25,6 +25,7 @@ from extproc.transports.grpcio import GrpcioTransport
 from extproc.transports.lean import LeanTransport
 from recursant.admission.queue import HoldQueue
 from recursant.agents.policy import AgentPolicy
+from recursant.config.live import GatewayRules
 from recursant.config.model import Config
 from recursant.fleet.counts_file import ColumnsFullError
 from recursant.fleet.directory import FleetDirectory
@@ -67,7 +68,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
     process = 1 if share is None else share.process
     listen = config.extproc.listen if share is None else config.extproc.listen_of(process)
     directory = FleetDirectory(config, name="extproc", judges=True)
-    table = FleetTable(None if neighbours is None else neighbours.slots)
+    table = FleetTable(None if neighbours is None else neighbours.slots, config.admission)
     recorder = Recorder()
     gateway = Gateway(
         config=config,
@@ -89,7 +90,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
         if watch is not None:
             watch.begin()
 
-    desk = Desk(gateway, HoldQueue(config.limits.held_requests), wake)
+    desk = Desk(gateway, HoldQueue(config.limits.held_requests, config.admission.ageing_s), wake)
     decisions = DecisionLog(config.decisions, config.routing, table, clock=time.monotonic, rng=random.Random())
 
     def known(record: WorkerRecord) -> None:
@@ -118,7 +119,13 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
         recorder.keep_agents(policy.agent_id for policy in policies)
         directory.set_agents(policies)
 
-    client = _policy_client(config, policies_changed)
+    def rules_changed(rules: GatewayRules) -> None:
+        gateway.set_rules(rules)
+        table.set_admission(rules.admission)
+        decisions.set_routing(rules.routing)
+        desk.set_limits(rules.limits.held_requests, rules.admission.ageing_s)
+
+    client = _policy_client(config, policies_changed, rules_changed)
     server: Transport = _TRANSPORTS[transport](
         sessions(gateway, desk, decisions), max_message_bytes=config.limits.body_bytes + MESSAGE_MARGIN_BYTES
     )
@@ -154,14 +161,20 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
                 watch.stop()
 
 
-def _policy_client(config: Config, on_policies: Callable[[tuple[AgentPolicy, ...]], None]) -> PolicyClient:
-    """The client that follows the policies, with those that the last run kept in force."""
+def _policy_client(
+    config: Config,
+    on_policies: Callable[[tuple[AgentPolicy, ...]], None],
+    on_rules: Callable[[GatewayRules], None],
+) -> PolicyClient:
+    """The client that follows policies and rules, with those that the last run kept in force."""
     client = PolicyClient(
         target_of(config.xds.host, config.xds.port),
         node_id(),
         config.agents,
         Path(config.extproc.state_dir) if config.extproc.state_dir else None,
         on_policies,
+        rules=GatewayRules.of(config),
+        on_rules=on_rules,
     )
     client.restore()
     return client

@@ -9,11 +9,12 @@ from typing import Final
 
 from recursant import names
 from recursant.agents.policy import AgentPolicy
+from recursant.config.live import GatewayRules
 from recursant.config.model import Config
 from recursant.fleet.worker import WorkerRecord
 from xds_server.debounce import Debounce
 from xds_server.metrics import Recorder
-from xds_server.policies import policy_resources
+from xds_server.policies import policy_resources, rules_resource
 from xds_server.projection import Projection, Rebuild
 from xds_server.resource import ENDPOINT, Resource
 from xds_server.resources.build import build, build_endpoints
@@ -111,7 +112,8 @@ class Publisher:
     def _build(self) -> list[Resource]:
         workers = self.fleet.workers()
         if self._needed is Rebuild.EVERYTHING:
-            return [*build(self._config, workers), *policy_resources(self._config.agents)]
+            rules = rules_resource(GatewayRules.of(self._config))
+            return [*build(self._config, workers), *policy_resources(self._config.agents), rules]
         others = [resource for resource in self._resources if resource.type_url != ENDPOINT]
         return [*others, build_endpoints(workers)]
 

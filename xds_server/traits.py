@@ -12,6 +12,7 @@ from typing import Final
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 
 from recursant.agents.policy_codec import TYPE_URL as AGENT_POLICY
+from recursant.config.rules_codec import TYPE_URL as GATEWAY_RULES
 from xds_server.resource import CLUSTER, ENDPOINT, EXTENSION_CONFIG, LISTENER, ROUTE
 
 
@@ -65,6 +66,7 @@ _TRAITS: Final = {
     EXTENSION_CONFIG: Traits(Order.EXTENSION_CONFIG, "TypedExtensionConfig", trusts_claims=False, refers=True),
     ROUTE: Traits(Order.ROUTE, "RouteConfiguration", trusts_claims=False, refers=True),
     AGENT_POLICY: Traits(Order.OTHER, "AgentPolicy"),
+    GATEWAY_RULES: Traits(Order.OTHER, "GatewayRules"),
 }
 # One label for every type that we do not know by name: a client's words must not become labels.
 _OTHER: Final = Traits(Order.OTHER, "other")

@@ -5,17 +5,12 @@ up one class at most, one whose text asks for a report goes to Low, and a real-t
 policy allows it. Requests without an agent are classed by the rules alone.
 """
 
-import re
 from typing import Final
 
+from recursant.admission.rules import ClassRules
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 
-# A short request: input and output both below, in tokens.
-SHORT_INPUT_TOKENS: Final = 512
-SHORT_OUTPUT_TOKENS: Final = 128
-# Words that ask for long work, as they stand in a prompt.
-REPORT_WORDS: Final = re.compile(r"\b(?:summar(?:y|ies|i[sz]e\w*)|analy[sz]\w*|reports?)\b", re.IGNORECASE)
 # Only the end of a prompt is searched: that is where the instruction stands, and it bounds the work.
 SEARCHED_CHARACTERS: Final = 4_096
 
@@ -23,6 +18,7 @@ SEARCHED_CHARACTERS: Final = 4_096
 def class_by_rules(
     base: PriorityClass,
     policy: AgentPolicy | None,
+    rules: ClassRules,
     *,
     input_tokens: int | None,
     output_tokens: int | None,
@@ -34,6 +30,7 @@ def class_by_rules(
     Args:
         base: from the policy's priority, or the default of requests without an agent.
         policy: of its agent.
+        rules: what counts as short, and which words ask for a report.
         input_tokens: length of the prompt; None when unknown.
         output_tokens: bound on the answer; None when there is none.
         text: of the prompt; None where the body was not looked at.
@@ -43,13 +40,13 @@ def class_by_rules(
         return base
     if real_time and policy is not None and policy.allow_real_time:
         return PriorityClass.CRITICAL
-    if text is not None and REPORT_WORDS.search(text[-SEARCHED_CHARACTERS:]):
+    if text is not None and rules.asks_for_report(text[-SEARCHED_CHARACTERS:]):
         return PriorityClass.LOW
     short = (
         input_tokens is not None
         and output_tokens is not None
-        and input_tokens < SHORT_INPUT_TOKENS
-        and output_tokens < SHORT_OUTPUT_TOKENS
+        and input_tokens < rules.short_input_tokens
+        and output_tokens < rules.short_output_tokens
     )
     if short:
         raised = PriorityClass.HIGH if policy is None else PriorityClass(min(int(base) + 1, int(PriorityClass.HIGH)))

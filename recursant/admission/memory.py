@@ -7,11 +7,8 @@ since that beat is taken off by our own estimates, so that a burst is seen at on
 import math
 from typing import Final
 
+from recursant.admission.rules import WATER_MARK as WATER_MARK
 from recursant.v1.worker_state_pb2 import WorkerState
-
-# A request must not take a worker's KV cache past this share: beyond it the engine preempts, and everybody pays.
-WATER_MARK: Final = 0.85
-
 
 # Fewer tokens of output than this are no answer: then the request is refused, whatever its policy says of shaping.
 LEAST_SHAPED_TOKENS: Final = 16
@@ -23,12 +20,21 @@ def shaped_output(room: float, prompt_tokens: int) -> int | None:
     return left if left >= LEAST_SHAPED_TOKENS else None
 
 
-def room_tokens(state: WorkerState) -> float:
+def kv_tokens(state: WorkerState) -> int:
+    """How many tokens a worker's KV cache holds; 0 where it does not say."""
+    return state.kv_blocks_total * state.kv_block_tokens
+
+
+def room_tokens(state: WorkerState, water_mark: float) -> float:
     """KV tokens that a worker can still take below the water-mark; NaN where it does not report its cache.
 
     Below zero where it is past the mark already.
+
+    Args:
+        state: the worker's report.
+        water_mark: the share of its cache that requests may take, 0 to 1.
     """
-    total = state.kv_blocks_total * state.kv_block_tokens
+    total = kv_tokens(state)
     if total == 0 or not state.HasField("kv_cache_usage"):
         return math.nan
-    return (WATER_MARK - state.kv_cache_usage) * total
+    return (water_mark - state.kv_cache_usage) * total

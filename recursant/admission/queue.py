@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from recursant.admission.rules import AGEING_MS
 from recursant.admission.shares import aged_class
 from recursant.agents.priority import PriorityClass
 
@@ -46,10 +47,11 @@ class HoldQueue(Generic[_T]):
 
     Args:
         capacity: the most requests at one time.
+        ageing_s: seconds of waiting that count as one class more.
     """
 
-    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int = DEFAULT_CAPACITY, ageing_s: float = AGEING_MS / 1_000) -> None:
+        self.set_limits(capacity, ageing_s)
         self._lanes: dict[tuple[PriorityClass, str], _Lane[_T]] = {}
         self._served: dict[tuple[PriorityClass, str], int] = {}
         self._turn = 0
@@ -57,6 +59,15 @@ class HoldQueue(Generic[_T]):
 
     def __len__(self) -> int:
         return self._size
+
+    def set_limits(self, capacity: int, ageing_s: float) -> None:
+        """Other limits, as in the constructor. Nobody who waits has to leave: a smaller queue comes by itself."""
+        self._capacity = capacity
+        self._ageing_s = ageing_s
+
+    def aged(self, held: Held[_T], now: float) -> PriorityClass:
+        """The class that a held request counts as now."""
+        return aged_class(held.priority_class, now - held.since_s, self._ageing_s)
 
     def push(self, held: Held[_T]) -> Held[_T] | None:
         """Take a request in. Gives back the one that had to leave for it: another, itself, or nobody (None)."""
@@ -97,7 +108,7 @@ class HoldQueue(Generic[_T]):
         firsts = [(key, next(iter(lane.values()))) for key, lane in self._lanes.items()]
         firsts.sort(
             key=lambda pair: (
-                -aged_class(pair[1].priority_class, now - pair[1].since_s),
+                -self.aged(pair[1], now),
                 self._served[pair[0]],
                 pair[1].since_s,
             )

@@ -6,25 +6,13 @@ stays free for whoever is more urgent.
 """
 
 import math
-from typing import Final
 
 from recursant.agents.priority import PriorityClass
 
-# Share of a worker's slots (max_num_seqs) up to which each class may fill it.
-SLOT_SHARE: Final = {
-    PriorityClass.CRITICAL: 1.0,
-    PriorityClass.HIGH: 1.0,
-    PriorityClass.NORMAL: 0.9,
-    PriorityClass.LOW: 0.7,
-}
-# A request that has waited this long counts as one class higher, and so on; never as Critical. Low is therefore
-# never starved: after twice this time it waits among the High ones, and the oldest goes first.
-AGEING_S: Final = 4.0
 
-
-def aged_class(priority_class: PriorityClass, waited_s: float) -> PriorityClass:
-    """The class that a request counts as after `waited_s` seconds in the queue."""
+def aged_class(priority_class: PriorityClass, waited_s: float, ageing_s: float) -> PriorityClass:
+    """The class that a request counts as after `waited_s` seconds in the queue, where `ageing_s` are worth a class."""
     if priority_class >= PriorityClass.HIGH:
         return priority_class
-    steps = math.floor(max(waited_s, 0.0) / AGEING_S)
+    steps = math.floor(max(waited_s, 0.0) / ageing_s)
     return PriorityClass(min(int(priority_class) + steps, int(PriorityClass.HIGH)))

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from recursant import names
+from recursant.admission.rules import DEFAULT_ADMISSION, Admission
 from recursant.agents.policy import AgentPolicy
 from recursant.config import syntax
 
@@ -333,6 +334,7 @@ class Config(Section):
     paths: Sequence[PathEntry] | None = None
     families: Sequence[FamilyPattern] = ()
     limits: Limits = Limits()
+    admission: Admission = DEFAULT_ADMISSION
     gateway: Gateway = Gateway()
     extproc: ExtProc = ExtProc()
     xds: Xds = Xds()

@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recursant.admission.memory import room_tokens
-from recursant.admission.shares import SLOT_SHARE
+from recursant.admission.memory import kv_tokens, room_tokens
+from recursant.admission.rules import DEFAULT_ADMISSION, Admission
+from recursant.agents.priority import PriorityClass
 from recursant.fleet.slots import Slots
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
@@ -90,10 +91,13 @@ class FleetTable:
 
     Args:
         slots: where it is counted; by default for this process alone.
+        admission: the water-mark, and the share of each class.
     """
 
-    def __init__(self, slots: Slots | None = None) -> None:
+    def __init__(self, slots: Slots | None = None, admission: Admission = DEFAULT_ADMISSION) -> None:
         self._slots = slots or Slots()
+        self._admission = admission
+        self._shares = _shares(admission)
         self._facts: Facts = np.full((len(Fact), 16), _UNKNOWN)
         self._records: list[WorkerRecord | None] = [None] * 16
         self._row_of: dict[str, int] = {}
@@ -123,6 +127,18 @@ class FleetTable:
         self._records[row] = None
         self._slots.leave(worker_id)
         self._layout_changed()
+
+    def set_admission(self, admission: Admission) -> None:
+        """Another water-mark and other shares, for the reports that are here and for those to come."""
+        raised = admission.kv_water_mark - self._admission.kv_water_mark
+        self._admission = admission
+        self._shares = _shares(admission)
+        for row in self._row_of.values():
+            record = self._records[row]
+            if record is not None:
+                # What was sent there since the report stays taken off.
+                self._facts[Fact.KV_ROOM_TOKENS, row] += raised * kv_tokens(record.state)
+                self._write_places(row)
 
     # --- what a pick reads ---
 
@@ -266,10 +282,14 @@ class FleetTable:
         else:
             column[Fact.BANDWIDTH_HEADROOM_MB_S] = _UNKNOWN
 
-        column[Fact.KV_ROOM_TOKENS] = room_tokens(state)
-        for priority_class, share in SLOT_SHARE.items():
+        column[Fact.KV_ROOM_TOKENS] = room_tokens(state, self._admission.kv_water_mark)
+        self._write_places(row)
+
+    def _write_places(self, row: int) -> None:
+        slots = float(self._facts[Fact.SLOTS, row])
+        for fact, share in self._shares:
             # Of few slots each class may use one at least. NaN stays NaN.
-            column[Fact.PLACES_LOW + priority_class] = max(slots * share // 1, 1.0) if slots == slots else _UNKNOWN
+            self._facts[fact, row] = max(slots * share // 1, 1.0) if slots == slots else _UNKNOWN
 
     def _layout_changed(self) -> None:
         self._sets.clear()
@@ -313,6 +333,11 @@ class FleetTable:
             frozenset(names),
             mixed=len(set(models)) > 1,
         )
+
+
+def _shares(admission: Admission) -> tuple[tuple[int, float], ...]:
+    """The column of each class's places, with its share of the slots."""
+    return tuple((Fact.PLACES_LOW + each, admission.slot_shares.of(each)) for each in PriorityClass)
 
 
 def _layout(record: WorkerRecord) -> tuple[object, ...]:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from recursant.admission.classes import class_by_rules
 from recursant.admission.memory import room_tokens
 from recursant.admission.queue import Held, HoldQueue
-from recursant.admission.shares import AGEING_S, aged_class
+from recursant.admission.rules import AGEING_MS, WATER_MARK, ClassRules
+from recursant.admission.shares import aged_class
 from recursant.admission.verdict import Degrade, Hold, TakeTurns, Verdict, verdict
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
@@ -16,6 +17,7 @@ from recursant.problems import ApiProblem
 from recursant.routing.picker import Refusal
 from recursant.v1.worker_state_pb2 import WorkerState
 
+AGEING_S = AGEING_MS / 1_000
 LOW, NORMAL, HIGH, CRITICAL = PriorityClass.LOW, PriorityClass.NORMAL, PriorityClass.HIGH, PriorityClass.CRITICAL
 
 
@@ -56,13 +58,13 @@ def test_rules_move_within_the_policy(
     base: PriorityClass, fields: dict[str, Any], request_: dict[str, Any], expected: PriorityClass
 ) -> None:
     given = {"input_tokens": None, "output_tokens": None, "text": None, "real_time": False} | request_
-    assert class_by_rules(base, policy(**fields), **given) is expected
+    assert class_by_rules(base, policy(**fields), ClassRules(), **given) is expected
 
 
 def test_without_an_agent_the_rules_alone_class() -> None:
     def classed(**given: Any) -> PriorityClass:
         base = {"input_tokens": None, "output_tokens": None, "text": None, "real_time": False}
-        return class_by_rules(NORMAL, None, **(base | given))
+        return class_by_rules(NORMAL, None, ClassRules(), **(base | given))
 
     assert classed(input_tokens=10, output_tokens=10) is HIGH
     assert classed(text="report") is LOW
@@ -75,11 +77,11 @@ def test_without_an_agent_the_rules_alone_class() -> None:
 
 def test_the_water_mark_is_85_percent() -> None:
     state = WorkerState(kv_blocks_total=100, kv_block_tokens=16, kv_cache_usage=0.5)
-    assert room_tokens(state) == pytest.approx(0.35 * 1_600)
+    assert room_tokens(state, WATER_MARK) == pytest.approx(0.35 * 1_600)
     state.kv_cache_usage = 0.9
-    assert room_tokens(state) < 0
-    assert math.isnan(room_tokens(WorkerState(kv_blocks_total=100, kv_block_tokens=16)))
-    assert math.isnan(room_tokens(WorkerState(kv_cache_usage=0.1)))
+    assert room_tokens(state, WATER_MARK) < 0
+    assert math.isnan(room_tokens(WorkerState(kv_blocks_total=100, kv_block_tokens=16), WATER_MARK))
+    assert math.isnan(room_tokens(WorkerState(kv_cache_usage=0.1), WATER_MARK))
 
 
 # --- verdicts ---
@@ -183,11 +185,11 @@ def test_agents_of_one_class_share() -> None:
 
 
 def test_waiting_makes_more_urgent_but_never_critical() -> None:
-    assert aged_class(LOW, AGEING_S * 0.99) is LOW
-    assert aged_class(LOW, AGEING_S) is NORMAL
-    assert aged_class(LOW, 2 * AGEING_S) is HIGH
-    assert aged_class(LOW, 100 * AGEING_S) is HIGH
-    assert aged_class(CRITICAL, 0) is CRITICAL
+    assert aged_class(LOW, AGEING_S * 0.99, AGEING_S) is LOW
+    assert aged_class(LOW, AGEING_S, AGEING_S) is NORMAL
+    assert aged_class(LOW, 2 * AGEING_S, AGEING_S) is HIGH
+    assert aged_class(LOW, 100 * AGEING_S, AGEING_S) is HIGH
+    assert aged_class(CRITICAL, 0, AGEING_S) is CRITICAL
     queue = filled(held("old-low", LOW), held("new-high", HIGH, agent="b", since=2 * AGEING_S))
     assert order(queue, 2 * AGEING_S) == ["old-low", "new-high"]
 

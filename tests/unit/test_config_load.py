@@ -169,8 +169,8 @@ gateway: {port: 70000}
                 None,
                 "unknown key, did you mean redis?",
                 (
-                    "agents, api, decisions, extproc, families, gateway, isolation, limits, liveness, paths, "
-                    "probes, redis, routing, warm_up, workers, xds"
+                    "admission, agents, api, decisions, extproc, families, gateway, isolation, limits, liveness, "
+                    "paths, probes, redis, routing, warm_up, workers, xds"
                 ),
             ),
             (

@@ -13,6 +13,7 @@ from xds_kit import cluster
 
 from recursant import names
 from recursant.config.model import Config, Xds
+from recursant.config.rules_codec import TYPE_URL as RULES
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from xds_server import publisher as module
 from xds_server.metrics import Recorder
@@ -97,7 +98,7 @@ async def test_the_first_snapshot_has_everything(monkeypatch: pytest.MonkeyPatch
     assert bench.published == []
     async with running(bench):
         await bench.count(1)
-        assert bench.published[0].types == {CLUSTER, ENDPOINT, LISTENER, ROUTE, EXTENSION_CONFIG}
+        assert bench.published[0].types == {CLUSTER, ENDPOINT, LISTENER, ROUTE, EXTENSION_CONFIG, RULES}
         assert bench.endpoints() == ["10.0.0.1"]
 
 
