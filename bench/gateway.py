@@ -377,6 +377,13 @@ def _row(case: Case, samples: dict[Case, Samples]) -> Row:
     )
 
 
+def go_reference(go: str | None) -> str:
+    """What is said about the no-op on grpc-go; `go` is the path of a Go toolchain."""
+    if go is None:
+        return "noop-grpc-go: skipped: no Go toolchain"
+    return f"noop-grpc-go: skipped: {go} is there, but no server for it to build (docs/performance.md)"
+
+
 def show(rows: list[Row], beats: list[Beats]) -> None:
     """Print the tables; `ratio` is the CPU time against the no-op of the same mode and connections."""
     from rich.console import Console
@@ -408,6 +415,7 @@ def show(rows: list[Row], beats: list[Beats]) -> None:
         figures = (f"{each.beats_per_s:.0f}", f"{each.cpu_us_per_s:.0f}", f"{per_beat:.0f}")
         table.add_row(each.server, str(each.workers), *figures)
     console.print(table)
+    console.print(go_reference(shutil.which("go")))
 
 
 def run(*, quick: bool) -> None:
