@@ -79,7 +79,7 @@ class XdsServer:
         self._snapshot: Snapshot | None = None
         self._streams: set[Stream[Any, Any]] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
-        self._stopping = asyncio.Event()
+        self._stopping = False
         self._server: aio.Server | None = None
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -114,7 +114,9 @@ class XdsServer:
 
     async def stop(self, grace_s: float) -> None:
         """End all streams. Clients keep what they have and come back to whoever serves next."""
-        self._stopping.set()
+        self._stopping = True
+        for stream in self._streams:
+            stream.end()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace_s)
@@ -150,6 +152,8 @@ class XdsServer:
         self._streams.add(stream)
         if self._snapshot is not None:
             stream.offer(self._snapshot)
+        if self._stopping:
+            stream.end()
         try:
             await self._run(stream)
         except XdsError as error:
@@ -163,8 +167,8 @@ class XdsServer:
             _log.info("%s client %r has left", session.protocol, stream.node_id)
 
     async def _run(self, stream: Stream[Any, Any]) -> None:
-        """Read and write until one of them ends, or until we stop."""
-        tasks = {asyncio.create_task(work) for work in (stream.read(), stream.write(), self._wait_for_stop())}
+        """Read and write until one of them ends."""
+        tasks = {asyncio.create_task(work) for work in (stream.read(), stream.write())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -175,6 +179,3 @@ class XdsServer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _wait_for_stop(self) -> None:
-        await self._stopping.wait()

@@ -162,6 +162,9 @@ class Session(ABC, Generic[Request, Response]):
         """Take down a response; returns its nonce and version."""
         resources, absent = list(resources), list(absent)
         fresh = list(_fresh(substream, resources)) if substream.type_url == CLUSTER else []
+        if substream.type_url == ENDPOINT:
+            for name in (*(resource.name for resource in resources), *absent):
+                self._awaited.pop(name, None)
         self._nonces += 1
         nonce = str(self._nonces)
         version = substream.record(nonce, resources, absent, now, version)
@@ -188,19 +191,15 @@ class Session(ABC, Generic[Request, Response]):
         name = self._snapshot.endpoints_of(cluster) if self._snapshot is not None else None
         if endpoints is None or name is None:
             return
-        if endpoints.subscription.wants(name):
-            endpoints.push_again(name)
-        elif added:
+        if endpoints.subscription.wants(name) and not endpoints.push_again(name):
+            return
+        if added:
+            # Even where the client asks for them: its word that it no longer does may be under way, from when the
+            # cluster was taken away a moment ago, and another that it does again.
             self._awaited[name] = now + ENDPOINTS_WAIT_S
 
     def _endpoints_awaited(self, now: float) -> bool:
-        endpoints = self._find(ENDPOINT)
-        if endpoints is not None:
-            self._awaited = {
-                name: deadline
-                for name, deadline in self._awaited.items()
-                if deadline > now and name not in endpoints.told
-            }
+        self._awaited = {name: deadline for name, deadline in self._awaited.items() if deadline > now}
         return bool(self._awaited)
 
     def _find(self, type_url: str) -> Substream | None:

@@ -38,6 +38,7 @@ class Stream(Generic[Request, Response]):
         self._recorder = recorder
         self._clock = clock
         self._wake = asyncio.Event()
+        self._ending = asyncio.Event()
 
     @property
     def node_id(self) -> str:
@@ -47,6 +48,11 @@ class Stream(Generic[Request, Response]):
     def offer(self, snapshot: Snapshot) -> None:
         """There is something new to serve."""
         self.session.offer(snapshot)
+        self._wake.set()
+
+    def end(self) -> None:
+        """Let `write` return once what it is sending is sent: a call that ends under a write ends with an error."""
+        self._ending.set()
         self._wake.set()
 
     async def read(self) -> None:
@@ -65,13 +71,15 @@ class Stream(Generic[Request, Response]):
             self._wake.set()
 
     async def write(self) -> None:
-        """Send responses as long as the stream lives."""
-        while True:
+        """Send responses until told to end."""
+        while not self._ending.is_set():
             self._wake.clear()
-            while (response := self.session.next_response(self._clock())) is not None:
+            while not self._ending.is_set() and (response := self.session.next_response(self._clock())) is not None:
                 self._report()
                 await self._context.write(response)
             self._report()
+            if self._ending.is_set():
+                return
             deadline = self.session.wake_at()
             timeout = None if deadline is None else max(0.0, deadline - self._clock())
             # Not wait_for(): before Python 3.12 it loses a cancellation that meets the event.

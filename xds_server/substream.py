@@ -88,12 +88,14 @@ class Substream:
             else:
                 self._asked.add(name)
 
-    def push_again(self, name: str) -> None:
-        """Send this name although it did not change; not while its content is refused."""
+    def push_again(self, name: str) -> bool:
+        """Send this name although it did not change; not while its content is refused. Will it be sent?"""
         told = self.told.get(name)
-        if told is None or told.verdict is not Verdict.REJECTED:
-            self._quiet.clear()
-            self._asked.add(name)
+        if told is not None and told.verdict is Verdict.REJECTED:
+            return False
+        self._quiet.clear()
+        self._asked.add(name)
+        return True
 
     def _forget(self, name: str) -> None:
         self.told.pop(name, None)

@@ -196,6 +196,23 @@ def test_routes_wait_for_the_endpoints_of_a_new_cluster(make: Callable[[], Clien
     assert types_of(client.hear()) == [ROUTE]
 
 
+def test_routes_wait_for_a_cluster_that_comes_back_while_its_going_is_under_way():
+    """Seen on Envoy 1.40: the word that it no longer needs the endpoints arrives between cluster and endpoints."""
+    client = DeltaClient()
+    gateway(lambda: client)
+    clusters = client.serve(*NEW)
+    responses = [*clusters, *follow_endpoints(client, "old", "new")]
+    later = [more for response in responses for more in client.ack(response)]
+    assert list(later[0].removed_resources) == ["old"]
+    # The world turns back before the client has answered that.
+    client.session.offer(snapshot(*OLD))
+    again = client.session.next_response(client.now)
+    assert again is not None
+    assert contents(again) == ["old"]
+    assert ROUTE not in types_of(client.ask(ENDPOINT, leave=["old"]))
+    assert types_of(client.ask(ENDPOINT, "old")) == [ENDPOINT, LISTENER, EXTENSION_CONFIG, ROUTE]
+
+
 @both
 def test_routes_do_not_wait_for_the_endpoints_of_a_refused_cluster(make: Callable[[], Client]):
     client = gateway(make)
