@@ -1,0 +1,244 @@
+"""Workers that drain, sleep and stop, through the real gateway: routing stops first, and no request is lost."""
+
+import inspect
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+
+import httpx
+import pytest
+from harness import MakeStack, Program, Stack, recursant, wait_until
+from redis_server import free_port
+
+from recursant.supervise.plan import recursant_command
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+CONFIG = """
+agents:
+  - {agent_id: chat-web, model_family: qwen, priority: 10, timeout_ms: 20000}
+probes: {enabled: false}
+"""
+NAME = "Qwen/Qwen2.5-7B-Instruct"
+MODEL = ["--worker-models", NAME]
+
+
+def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
+    wait_until(condition, within_s, what=inspect.getsource(condition).strip())
+
+
+def status(stack: Stack, worker: str) -> str:
+    return next((each["status"] for each in stack.workers() if each["id"] == worker), "gone")
+
+
+def served(stack: Stack, times: int = 6) -> set[str]:
+    """Who serves so many requests."""
+    return {stack.chat(f"request {n}").headers["x-recursant-worker"] for n in range(times)}
+
+
+class LongStream:
+    """A stream of some seconds that runs in a thread until its end."""
+
+    def __init__(self, stack: Stack, tokens: int = 300) -> None:
+        self.worker = ""
+        self.lines: list[str] = []
+        self._stack = stack
+        self._tokens = tokens
+        self._begun = threading.Event()
+        self._client = stack.new_client()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._begun.wait(20)
+
+    def _run(self) -> None:
+        body = self._stack.chat_body("a long one", stream=True, max_tokens=self._tokens, ignore_eos=True)
+        with self._client.stream(
+            "POST", "/v1/chat/completions", json=body, headers={"x-agent-id": "chat-web"}
+        ) as answer:
+            self.worker = answer.headers["x-recursant-worker"]
+            for line in answer.iter_lines():
+                self.lines.append(line)
+                self._begun.set()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> bool:
+        """Wait for its end: did it end whole?"""
+        self._thread.join(60)
+        return not self._thread.is_alive() and "data: [DONE]" in self.lines
+
+
+def drain_command(stack: Stack, worker: str, *more: str) -> subprocess.Popen[str]:
+    command = recursant_command("workers", "drain", worker, "--run-dir", str(stack.run_dir), *more)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=2, config=CONFIG, args=MODEL)
+    stream = LongStream(stack)
+    victim = stream.worker
+    (other,) = set(stack.worker_pids) - {victim}
+    draining = drain_command(stack, victim, "--reason", "driver update")
+    until(lambda: status(stack, victim) == "draining")
+    until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="draining") == 1)
+    # Its stream goes on, everything new goes elsewhere, and whoever asks is told why.
+    assert stream.running
+    assert draining.poll() is None
+    assert served(stack) == {other}
+    assert "driver update" in recursant("workers", "list", "--run-dir", str(stack.run_dir)).out
+    assert stream.end()
+    out, err = draining.communicate(timeout=60)
+    assert (draining.returncode, err) == (0, "")
+    assert out.splitlines()[0].startswith(f"{victim}: 1 running, 0 waiting")
+    assert out.splitlines()[-1] == f"{victim}: nothing runs there any more: it is safe to stop"
+    # A new extproc knows of it, too.
+    pid = stack.kill("extproc")
+    stack.wait_restarted("extproc", pid)
+    until(lambda: "x-recursant-worker" in stack.chat().headers)
+    assert served(stack) == {other}
+    # It stops, comes back as another process, and takes requests by itself.
+    pid = stack.kill(victim, signal.SIGTERM)
+    stack.wait_restarted(victim, pid)
+    until(lambda: status(stack, victim) == "ready")
+    until(lambda: victim in served(stack, 2))
+
+
+def test_a_drain_can_be_taken_back_and_does_not_wait_for_ever(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=2, config=CONFIG, args=MODEL)
+    stream = LongStream(stack)
+    at = ("--run-dir", str(stack.run_dir))
+    done = recursant("workers", "drain", stream.worker, "--timeout", "0.5s", *at)
+    assert done.exit_code == 1
+    assert "not done within 0.5 s: 1 running, 0 waiting, 1 of the gateway's" in done.err
+    assert status(stack, stream.worker) == "draining"
+    assert recursant("workers", "undrain", stream.worker, *at).exit_code == 0
+    until(lambda: status(stack, stream.worker) == "ready")
+    until(lambda: stream.worker in served(stack, 2))
+    assert stream.end()
+    assert recursant("workers", "drain", "nobody", *at).exit_code == 1
+
+
+def test_a_worker_asleep_gets_nothing(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=2, config=CONFIG, args=MODEL)
+    sleeper, other = stack.worker_pids
+    url = stack.worker_urls[sleeper]
+    httpx.post(f"{url}/sleep?level=1", trust_env=False).raise_for_status()
+    until(lambda: status(stack, sleeper) == "warming")
+    until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="warming") == 1)
+    assert served(stack) == {other}
+    assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+    httpx.post(f"{url}/wake_up", trust_env=False).raise_for_status()
+    until(lambda: sleeper in served(stack, 2))
+
+
+class Beside:
+    """A simulated vLLM that reports nothing, and a sidecar beside it."""
+
+    def __init__(self, stack: Stack, *options: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.engine: Program = stack.start_program("sim", "--port", str(self.port), "--model", NAME)
+        self.sidecar: Program = stack.start_program(
+            *("worker", "sidecar", "--url", self.url, "--run-dir", str(stack.run_dir), "--worker-id", "gpu-7"), *options
+        )
+
+
+def test_a_sidecar_brings_a_vllm_into_the_fleet(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=1, config=CONFIG, args=MODEL)
+    beside = Beside(stack, "--capacity", "64000", "--max-num-seqs", "8", "--drain-timeout", "60")
+    until(lambda: status(stack, "gpu-7") == "ready")
+    until(lambda: "gpu-7" in served(stack, 2))
+    detail = httpx.get(f"{stack.endpoints.api}/v1/workers/gpu-7", trust_env=False).json()
+    assert detail["endpoint"] == f"127.0.0.1:{beside.port}"
+    assert [model["name"] for model in detail["models"]] == [NAME]
+    assert (detail["report"]["capacity_tokens"], detail["report"]["max_num_seqs"]) == (64_000, 8)
+    # Without a GPU nothing is said of one.
+    assert "gpu_temperature_c" not in detail["report"]
+    # The load is what the engine has.
+    stream = LongStream(stack)
+    if stream.worker == "gpu-7":
+        until(lambda: any(w["id"] == "gpu-7" and w["load"]["running_requests"] == 1 for w in stack.workers()))
+    assert stream.end()
+    # Asleep it gets nothing; awake it does.
+    httpx.post(f"{beside.url}/sleep", trust_env=False).raise_for_status()
+    until(lambda: status(stack, "gpu-7") == "warming")
+    until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="warming") == 1)
+    assert "gpu-7" not in served(stack)
+    httpx.post(f"{beside.url}/wake_up", trust_env=False).raise_for_status()
+    until(lambda: "gpu-7" in served(stack, 2))
+    # Its engine ends hard: nothing goes there any more, and no request fails.
+    beside.engine.send(signal.SIGKILL)
+    until(lambda: status(stack, "gpu-7") == "warming")
+    assert {stack.chat(f"after {n}").status_code for n in range(6)} == {200}
+
+
+def test_a_sidecar_sees_errors_inside_streams_and_a_dead_engine(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=2, config=CONFIG, args=MODEL)
+    beside = Beside(stack)
+    until(lambda: status(stack, "gpu-7") == "ready")
+    faults = f"{beside.url}/sim/faults"
+    httpx.post(faults, json={"kind": "error_in_stream", "after_tokens": 2}, trust_env=False).raise_for_status()
+
+    def broken() -> bool:
+        with stack.stream("a stream") as answer:
+            assert answer.status_code == 200
+            list(answer.iter_lines())
+        return status(stack, "gpu-7") == "isolated"
+
+    until(broken, within_s=60.0)
+    assert stack.metrics().value("recursant_isolations_total", reason="errors") >= 1
+    # A dead engine is no readier for being isolated.
+    httpx.delete(faults, trust_env=False).raise_for_status()
+    httpx.post(faults, json={"kind": "unhealthy"}, trust_env=False).raise_for_status()
+    until(lambda: status(stack, "gpu-7") == "warming")
+
+
+def test_a_sidecar_that_is_stopped_stops_the_routing_first(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=1, config=CONFIG, args=MODEL)
+    beside = Beside(stack, "--drain-timeout", "60")
+    until(lambda: status(stack, "gpu-7") == "ready")
+    busy = [LongStream(stack) for _ in range(4)]
+    assert "gpu-7" in {stream.worker for stream in busy}
+    beside.sidecar.send(signal.SIGTERM)
+    until(lambda: status(stack, "gpu-7") == "draining")
+    until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="draining") == 1)
+    assert "gpu-7" not in served(stack)
+    # It waits for what runs there, and then it is safe to stop the engine.
+    assert beside.sidecar.wait(60) == 0
+    assert "drained: it is safe to stop the engine" in beside.sidecar.errors
+    until(lambda: status(stack, "gpu-7") == "gone")
+    assert all(stream.end() for stream in busy)
+
+
+def test_a_vllm_that_is_stopped_after_its_sidecar_loses_nothing(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=1, config=CONFIG, args=MODEL)
+    beside = Beside(stack)
+    until(lambda: "gpu-7" in served(stack, 2))
+    answers: list[int] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        client = stack.new_client()
+        while not stop.is_set():
+            body = stack.chat_body("under load", max_tokens=4)
+            answers.append(
+                client.post("/v1/chat/completions", json=body, headers={"x-agent-id": "chat-web"}).status_code
+            )
+
+    loading = [threading.Thread(target=load) for _ in range(3)]
+    for thread in loading:
+        thread.start()
+    try:
+        assert beside.sidecar.end() == 0
+        # From here on this vLLM answers new requests with 500.
+        httpx.post(f"{beside.url}/sim/faults", json={"kind": "drain"}, trust_env=False).raise_for_status()
+        seen = len(answers)
+        until(lambda: len(answers) > seen + 20)
+    finally:
+        stop.set()
+        for thread in loading:
+            thread.join(30)
+    assert set(answers) == {200}
