@@ -37,7 +37,7 @@ from recursant.supervise.endpoints import Endpoints, EndpointsError, read_endpoi
 from recursant.supervise.plan import recursant_command
 
 OUT = Path(__file__).parent / "out"
-WATCHED = ("extproc", "xds", "api")
+WATCHED = ("xds", "api")
 CLIENTS = 12
 WORKERS = 4
 CHURN_S = 7.0
@@ -76,11 +76,12 @@ class Report:
 
 
 @contextlib.asynccontextmanager
-async def product(folder: Path) -> AsyncIterator[Endpoints]:
-    """`recursant up`, ready."""
+async def product(folder: Path, processes: int) -> AsyncIterator[Endpoints]:
+    """`recursant up` with so many extproc processes, ready."""
     run_dir = folder / "run"
     ports = [argument for name in (*_PORTS, "worker") for argument in (f"--{name}-port", "0")]
-    command = recursant_command("up", "--run-dir", str(run_dir), "--workers", str(WORKERS), *ports)
+    counts = ("--workers", str(WORKERS), "--extproc-processes", str(processes))
+    command = recursant_command("up", "--run-dir", str(run_dir), *counts, *ports)
     log = folder / "up.log"
     async with child(command, log, cwd=folder) as running:
         await _ready(running, log)
@@ -200,12 +201,12 @@ async def watch(pids: dict[str, int], until_s: float) -> dict[str, list[Sample]]
     return samples
 
 
-async def in_flight(url: str) -> float:
-    """Requests that extproc believes to be in flight, and streams that it has open."""
+async def in_flight(urls: dict[str, str]) -> float:
+    """Requests that extproc, all its processes, believes to be in flight, and streams that it has open."""
     async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
-        text = (await client.get(url)).text
+        texts = [(await client.get(url)).text for url in urls.values()]
     counted = ("recursant_inflight_requests", "recursant_extproc_streams", "recursant_queue_depth")
-    families = text_string_to_metric_families(text)
+    families = [family for text in texts for family in text_string_to_metric_families(text)]
     return sum(sample.value for family in families for sample in family.samples if sample.name in counted)
 
 
@@ -217,14 +218,15 @@ def slope(samples: list[Sample]) -> float:
     return statistics.linear_regression([s.at_s / 3_600 for s in late], [s.resident_mib for s in late]).slope
 
 
-async def soak(minutes: float) -> Report:
+async def soak(minutes: float, processes: int = 1) -> Report:
     """Run it all."""
     rng = random.Random(4)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        async with product(folder) as endpoints:
+        async with product(folder, processes) as endpoints:
             run_dir = Path(endpoints.run_dir)
-            pids = {name: endpoints.pids[name] for name in WATCHED}
+            watched = (*_extproc(endpoints), *WATCHED)
+            pids = {name: endpoints.pids[name] for name in watched}
             until_s = time.monotonic() + minutes * 60
             load = Load(endpoints.gateway, rng)
             watching = asyncio.create_task(watch(pids, until_s))
@@ -242,20 +244,26 @@ async def soak(minutes: float) -> Report:
             except EndpointsError as error:
                 report.problems.append(str(error))
             else:
-                report.problems += [f"{name} was restarted" for name in WATCHED if now.get(name) != pids[name]]
+                report.problems += [f"{name} was restarted" for name in watched if now.get(name) != pids[name]]
     served = sum(count for outcome, count in report.outcomes.items() if outcome.endswith(" 200"))
     if not served:
         report.problems.append("no request was served")
     return report
 
 
+def _extproc(endpoints: Endpoints) -> dict[str, str]:
+    """The extproc processes and the URLs of their metrics."""
+    return {name: url for name, url in endpoints.metrics.items() if name.startswith("extproc")}
+
+
 async def _settle(report: Report, endpoints: Endpoints, pids: dict[str, int], before: dict[str, Sample]) -> None:
     """After the load everything goes back: counts to zero, descriptors to about what they were."""
     deadline = time.monotonic() + SETTLE_S
-    left = await in_flight(endpoints.metrics["extproc"])
+    urls = _extproc(endpoints)
+    left = await in_flight(urls)
     while left and time.monotonic() < deadline:
         await asyncio.sleep(0.5)
-        left = await in_flight(endpoints.metrics["extproc"])
+        left = await in_flight(urls)
     if left:
         report.problems.append(f"{left:g} requests or streams are in flight though nobody asks")
     for name, pid in pids.items():
@@ -303,8 +311,9 @@ def show(report: Report) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (default %(default)g)")
+    parser.add_argument("--processes", type=int, default=1, help="of extproc (default %(default)d)")
     options = parser.parse_args()
-    report = uvloop.run(soak(options.minutes))
+    report = uvloop.run(soak(options.minutes, options.processes))
     show(report)
     OUT.mkdir(exist_ok=True)
     (OUT / "soak.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
