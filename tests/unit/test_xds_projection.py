@@ -7,7 +7,7 @@ from fleet_kit import PHI, QWEN, record
 
 from recursant.config.model import Config
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
-from recursant.v1.worker_state_pb2 import WorkerState
+from recursant.v1.worker_state_pb2 import EngineCounters, WorkerState
 from xds_server.projection import Projection, Rebuild
 from xds_server.resource import ENDPOINT
 from xds_server.resources.build import build
@@ -130,6 +130,11 @@ FACTS: dict[str, tuple[Any, Any]] = {
     "priority_scheduling": (False, True),
     "prefix_caching": (False, True),
     "engine": ("vllm 0.32.0", "vllm 0.33.0"),
+    "finished_requests": (10, 20),
+    "finished_prompt_tokens": (1_000, 2_000),
+    "counters": (EngineCounters(finished_stop=1), EngineCounters(finished_stop=2)),
+    "gpu_ecc_errors": (0, 1),
+    "gpu_xid_errors": (0, 1),
 }
 SHAPES: dict[str, tuple[Any, Any]] = {
     "status": (WorkerStatus.READY, WorkerStatus.DRAINING),
