@@ -8,7 +8,21 @@ from typing import Annotated, Final
 
 import typer
 
-from recursant.cli import config, decisions, doctor, explain, policy, serve, sim, status, up, version, worker, workers
+from recursant.cli import (
+    config,
+    decisions,
+    doctor,
+    explain,
+    plan,
+    policy,
+    serve,
+    sim,
+    status,
+    up,
+    version,
+    worker,
+    workers,
+)
 from recursant.cli.errors import FAILURE, CommandError
 
 # Whether expected errors show where they came from.
@@ -46,6 +60,7 @@ app.add_typer(policy.app, name="policy")
 status.register(app)
 app.add_typer(config.app, name="config")
 doctor.register(app)
+plan.register(app)
 version.register(app)
 
 

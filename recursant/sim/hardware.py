@@ -14,7 +14,7 @@ One layer of a model with `n` new tokens, split over `tp` devices, takes
 Attention is not in the measurements and not in here; see `profiles`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 from typing import Final
 
@@ -158,6 +158,10 @@ H100: Final = Device("h100", 989e12, 3_350e9, 450e9, 80 * 1024**3)
 # Each model's config.json.
 LLAMA_3_8B: Final = ModelShape(
     "llama-3-8b", "meta-llama/Meta-Llama-3-8B", 32, 4_096, 14_336, 32, 8, 128, 128_256, 8_192
+)
+# The same sizes, trained for long contexts.
+LLAMA_3_1_8B: Final = replace(
+    LLAMA_3_8B, name="llama-3.1-8b", repository="meta-llama/Llama-3.1-8B", max_model_len=131_072
 )
 LLAMA_2_7B: Final = ModelShape("llama-2-7b", "meta-llama/Llama-2-7b-hf", 32, 4_096, 11_008, 32, 32, 128, 32_000, 4_096)
 LLAMA_2_70B: Final = ModelShape(

@@ -21,6 +21,7 @@ from recursant.sim.hardware import (
     DEEPSEEK_CODER_33B,
     H100,
     LLAMA_2_70B,
+    LLAMA_3_1_8B,
     LLAMA_3_8B,
     PHI_3_MINI,
     QWEN2_7B,
@@ -156,7 +157,7 @@ PROFILES: Final = {
         A100_LLAMA_3_8B,
         H100_LLAMA_2_7B,
         scaled_profile(H100, LLAMA_3_8B),
-        *(scaled_profile(device, shape) for device in (A100, H100) for shape in (QWEN2_7B, PHI_3_MINI)),
+        *(scaled_profile(device, shape) for device in (A100, H100) for shape in (LLAMA_3_1_8B, QWEN2_7B, PHI_3_MINI)),
         # 67 GB of weights leave one device of 80 GB about 20,000 tokens of KV cache, and 70B does not fit at all.
         *(scaled_profile(device, DEEPSEEK_CODER_33B, 2) for device in (A100, H100)),
         *(scaled_profile(device, LLAMA_2_70B, 4) for device in (A100, H100)),

@@ -24,6 +24,7 @@ def test_the_commands_there_are() -> None:
         "decisions",
         "doctor",
         "explain",
+        "plan",
         "policy",
         "policy apply",
         "policy delete",

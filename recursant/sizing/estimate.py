@@ -1,0 +1,120 @@
+"""What one worker can take, by formula: the steady state of continuous batching, without queues and bursts.
+
+At `rate` requests a second and steps of `s` seconds, each step computes the prompts and answers of `rate x s` requests
+and has `rate x s x output` sequences in decode, as each gets one token a step. The step's time follows from these, so
+`s` is a fixed point. The most that a worker can take is the rate up to which there is one within its bounds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from recursant.sim.engine_profile import EngineProfile
+from recursant.sim.workloads.arrival import Arrival
+
+# Of what a worker can take in the mean, so that bursts find room. Our choice; the simulation checks it.
+UTILISATION_BOUND: Final = 0.7
+# SPEC E2: the share of the KV cache that requests may take.
+WATER_MARK: Final = 0.85
+_ROUNDS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Means over requests.
+
+    Attributes:
+        prompt, output: tokens.
+        pairs: of prefill attention: a new token and one that it looks at.
+        context: tokens of a sequence that decodes, seen at a random step.
+    """
+
+    prompt: float
+    output: float
+    pairs: float
+    context: float
+
+    @classmethod
+    def of(cls, arrivals: Sequence[Arrival]) -> "Mix":
+        """The means over these, of which there is at least one."""
+        count = len(arrivals)
+        outputs = sum(one.output_tokens for one in arrivals)
+        return cls(
+            prompt=sum(one.prompt_tokens for one in arrivals) / count,
+            output=outputs / count,
+            pairs=sum(one.prompt_tokens * (one.prompt_tokens + 1) / 2 for one in arrivals) / count,
+            context=sum(one.output_tokens * (one.prompt_tokens + one.output_tokens / 2) for one in arrivals) / outputs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A worker in the steady state.
+
+    Attributes:
+        step_s: of one step.
+        decoding: sequences in decode.
+        tokens: new tokens in a step.
+    """
+
+    step_s: float
+    decoding: float
+    tokens: float
+
+
+def steady_state(profile: EngineProfile, mix: Mix, rate: float) -> Steady | None:
+    """The steady state at `rate` requests a second; None: there is none within the worker's bounds."""
+    step = 0.0
+    for _ in range(_ROUNDS):
+        decoding = rate * step * mix.output
+        tokens = rate * step * (mix.prompt + mix.output)
+        if (
+            tokens > profile.max_num_batched_tokens
+            or decoding > profile.max_num_seqs
+            or decoding * mix.context > WATER_MARK * profile.kv_tokens
+        ):
+            return None
+        following = (
+            profile.step_overhead_s
+            + profile.token_time(max(1, round(tokens)))
+            + decoding * (profile.sequence_time_s + mix.context * profile.kv_read_s_per_token)
+            + rate * step * mix.pairs * profile.attention_pair_s
+        )
+        if following <= step * (1 + 1e-6):
+            return Steady(step, decoding, tokens)
+        step = following
+    return None
+
+
+def most_requests_s(profile: EngineProfile, mix: Mix) -> float:
+    """The largest rate of one worker that has a steady state, in requests a second."""
+    low, high = 0.0, 1.0
+    while steady_state(profile, mix, high) is not None:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        if steady_state(profile, mix, middle) is not None:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def estimated_workers(profile: EngineProfile, arrivals: Sequence[Arrival], rate: float) -> int | None:
+    """Workers that take `rate` requests like these at `UTILISATION_BOUND`; None: one worker can take none of them."""
+    most = most_requests_s(profile, Mix.of(arrivals))
+    return ceil(rate / (UTILISATION_BOUND * most)) if most > 0 else None
+
+
+def unloaded_first_token_s(profile: EngineProfile, prompt: int) -> float:
+    """The time to the first token of a prompt at an idle worker."""
+    seconds = 0.0
+    done = 0
+    while done < prompt:
+        chunk = min(prompt - done, profile.max_num_batched_tokens)
+        pairs = chunk * (done + (chunk + 1) / 2)
+        seconds += profile.step_overhead_s + profile.token_time(chunk) + profile.sequence_time_s
+        seconds += pairs * profile.attention_pair_s
+        done += chunk
+    return seconds
