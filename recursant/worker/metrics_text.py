@@ -170,6 +170,9 @@ def parse_metrics(text: str) -> EngineMetrics:
         for engine, config in configs.items()
         if (count := _whole(config.get("num_gpu_blocks"))) is not None
     }
+    if len(blocks) > 1 and len(set(blocks.values())) == 1:
+        # vLLM states the blocks of all engines together, at each of them.
+        blocks = {engine: count // len(blocks) for engine, count in blocks.items()}
     complete = bool(blocks) and blocks.keys() == usage.keys()
     config = next(iter(configs.values()), {})
     return EngineMetrics(
@@ -189,7 +192,7 @@ def parse_metrics(text: str) -> EngineMetrics:
         finished_prompt_tokens=_total(found[_PROMPT_SUM]),
         started_at=found[_STARTED][0][1] if found[_STARTED] else None,
         kv_cache_tokens=_sum_of(configs, "kv_cache_size_tokens"),
-        kv_bytes_per_token=_bytes_per_token(config),
+        kv_bytes_per_token=_bytes_per_token(config, max(1, len(configs))),
         prompt_tokens=_total(found[_PROMPT_TOKENS]),
         # Some versions give both names: they are one counter.
         prefix_queries=_total(found[_PREFIX_QUERIES[0]] or found[_PREFIX_QUERIES[1]]),
@@ -222,13 +225,13 @@ def _sum_of(configs: dict[str, dict[str, str]], label: str) -> int | None:
     return sum(value for value in values if value is not None) if values and None not in values else None
 
 
-def _bytes_per_token(config: dict[str, str]) -> int | None:
+def _bytes_per_token(config: dict[str, str], engines: int) -> int | None:
     """What the cache takes for a token, of one whose size in bytes was given; the blocks must fill it."""
     size, blocks = _whole(config.get("kv_cache_memory_bytes")), _whole(config.get("num_gpu_blocks"))
     tokens = _whole(config.get("block_size"))
     if size is None or not blocks or not tokens or _whole(config.get("num_gpu_blocks_override")) is not None:
         return None
-    return size // (blocks * tokens) or None
+    return size * engines // (blocks * tokens) or None
 
 
 def _by(samples: list[tuple[dict[str, str], float]], label: str) -> dict[str, float]:

@@ -139,6 +139,22 @@ vllm:engine_sleep_state{engine="1",sleep_state="awake"} 0.0
     assert metrics.awake is False  # requests to the sleeping one would hang
 
 
+def test_engines_that_state_their_blocks_together_are_not_counted_twice() -> None:
+    # With data parallelism vLLM 0.32 writes the sum at every engine (seen in its source).
+    two = """\
+vllm:num_requests_running{engine="0"} 1
+vllm:num_requests_running{engine="1"} 2
+vllm:num_requests_waiting{engine="0"} 0
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+vllm:kv_cache_usage_perc{engine="1"} 0.0
+vllm:cache_config_info{engine="0",num_gpu_blocks="400",block_size="16",kv_cache_size_tokens="3200"} 1.0
+vllm:cache_config_info{engine="1",num_gpu_blocks="400",block_size="16",kv_cache_size_tokens="3200"} 1.0
+"""
+    metrics = parse_metrics(two)
+    assert (metrics.kv_blocks_total, metrics.kv_blocks_free) == (400, 300)
+    assert metrics.kv_cache_tokens == 6_400
+
+
 def test_without_block_counts_engines_count_alike() -> None:
     text = """\
 vllm:num_requests_running{engine="0"} 1

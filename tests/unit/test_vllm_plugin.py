@@ -241,9 +241,9 @@ def test_what_is_not_known_is_absent() -> None:
 def test_a_worker_asleep_or_not_serving_takes_nothing() -> None:
     tally = Tally()
     assert build(tally, standing=Standing(serving=False)).phase == WARMING
-    tally.slept(1)
+    tally.slept(asleep=True)
     assert build(tally).phase == WARMING
-    tally.slept(0)
+    tally.slept(asleep=False)
     assert build(tally).phase == READY
 
 
@@ -370,6 +370,11 @@ async def test_reports_idle_busy_asleep_and_says_farewell(
             await until_reported(url, lambda state: state.phase == WARMING)
             logger.record_sleep_state(0, 0)
             await until_reported(url, lambda state: state.phase == READY)
+            # Only its KV cache was given away.
+            logger.record_sleep_state(1, 0)
+            await until_reported(url, lambda state: state.phase == WARMING)
+            logger.record_sleep_state(0, 0)
+            await until_reported(url, lambda state: state.phase == READY)
             logger.record_admission_rejection("max_num_queued_reqs")
             await until_reported(url, lambda state: state.counters.rejected == 1)
             # Its engine dies: the server says so for a moment.
@@ -408,6 +413,11 @@ class Broken:
         raise RuntimeError(f"no {name} here")
 
 
+class Unclear:
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither true nor false")
+
+
 async def test_no_exception_reaches_the_engine(
     plugin: Any, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -419,7 +429,7 @@ async def test_no_exception_reaches_the_engine(
         for _ in range(3):
             logger.record(Broken(), Broken())
             logger.record(scheduler_stats=object(), iteration_stats=SimpleNamespace(num_generation_tokens="many"))
-            logger.record_sleep_state("?", "?")
+            logger.record_sleep_state(Unclear(), None)
         logger.record()
         logger.log_engine_initialized()
         logger.log()

@@ -88,9 +88,9 @@ class Tally:
         if iteration is not None:
             self._iterated(iteration)
 
-    def slept(self, level: int) -> None:
-        """The engine went to sleep at this level, or woke up: 0."""
-        self._asleep = level > 0
+    def slept(self, *, asleep: bool) -> None:
+        """The engine went to sleep, or woke up."""
+        self._asleep = asleep
 
     def reject(self) -> None:
         """A queue limit refused a request."""

@@ -48,10 +48,14 @@ class RecursantStatLogger(loggers.AggregateStatLoggerBase):  # type: ignore[misc
         except Exception:  # noqa: BLE001 - it would end the server
             self._failed("count a step")
 
-    def record_sleep_state(self, is_awake: int = 0, level: int = 0, *_: Any, **__: Any) -> None:
-        """The engine went to sleep or woke up. `is_awake` is 1 when it sleeps (vLLM 0.32); the level is clear."""
+    def record_sleep_state(self, is_awake: int = 0, *_: Any, **__: Any) -> None:
+        """The engine went to sleep or woke up.
+
+        `is_awake` is 1 when it sleeps: vLLM's own loggers call it `sleep`. (1, 0) is sent when only its KV cache was
+        given away, so the level tells nothing.
+        """
         try:
-            self._tally.slept(level)
+            self._tally.slept(asleep=bool(is_awake))
         except Exception:  # noqa: BLE001 - it would end the server
             self._failed("note its sleep")
 
