@@ -11,7 +11,9 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
 
 from recursant.agents.directory import PolicyDirectory
+from recursant.config.follow import watch_config
 from recursant.config.model import Config
+from recursant.config.reload import Edit
 from recursant.fleet.directory import FleetDirectory
 from recursant.store.policies import PolicyStore
 from xds_server.metrics import Gauges, Recorder, XdsCollector
@@ -31,8 +33,13 @@ _SCRAPE_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
-async def serve(config: Config, stop: asyncio.Event) -> None:
+async def serve(config: Config, stop: asyncio.Event, *, watched: Path | None = None) -> None:
     """Serve ADS on `config.xds.host:port` until `stop` is set.
+
+    Args:
+        config: the whole configuration.
+        stop: set by the caller, for instance on a signal.
+        watched: the file whose edits go live; None: there is none.
 
     Raises:
         OSError: the port of the service or of its metrics cannot be used.
@@ -61,6 +68,10 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
         policies.subscribe_applied(keeper.changed)
         policies_changed()
 
+    def edited(edit: Edit) -> None:
+        policies.set_file(edit.running.agents)
+        publisher.set_config(edit.running.model_copy(update={"agents": policies.policies}))
+
     def gauges() -> Gauges:
         return Gauges(
             clients=server.clients(),
@@ -76,6 +87,8 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
             works = [directory.run(), policies.run(), _publish(directory, policies, publisher)]
             if keeper is not None:
                 works.append(keeper.run(lambda: policies.applied))
+            if watched is not None:
+                works.append(watch_config(watched, config, registry, edited))
             await _until(stop, *works)
         finally:
             await server.stop(_STOP_GRACE_S)

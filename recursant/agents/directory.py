@@ -145,6 +145,11 @@ class PolicyDirectory:
         """Be told, on the event loop, whenever `applied` has changed."""
         self._on_applied.append(on_applied)
 
+    def set_file(self, from_file: Sequence[AgentPolicy]) -> None:
+        """The configuration file says something else now. What was applied or deleted stays so."""
+        self._file = {policy.agent_id: policy for policy in from_file}
+        self._merge()
+
     async def run(self) -> None:
         """Follow Redis until cancelled."""
         if self._store is None:

@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -29,6 +30,7 @@ from recursant.api.status import router as status_routes
 from recursant.api.token import TokenGate
 from recursant.api.warm_up import WarmUp
 from recursant.config.checks import is_loopback
+from recursant.config.follow import watch_config
 from recursant.config.model import Config
 from recursant.fleet.address import join_address
 from recursant.fleet.directory import FleetDirectory
@@ -47,8 +49,13 @@ _BACKLOG: Final = 1_024
 _log = logging.getLogger(__name__)
 
 
-async def serve(config: Config, stop: asyncio.Event) -> None:
+async def serve(config: Config, stop: asyncio.Event, *, watched: Path | None = None) -> None:
     """Serve the control API on `config.api` until `stop` is set, then finish what is running.
+
+    Args:
+        config: the whole configuration.
+        stop: set by the caller, for instance on a signal.
+        watched: the file whose edits go live; None: there is none.
 
     Raises:
         OSError: the address cannot be used.
@@ -61,7 +68,8 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             policies = _policies(config, directory)
             warm_up = WarmUp(config.warm_up, client)
-            api = create_app(_dependencies(config, directory, store, client))
+            dependencies = _dependencies(config, directory, store, client)
+            api = create_app(dependencies)
             api.include_router(policy_routes(_policy_desk(config, directory, policies, warm_up)))
             api.include_router(status_routes(clients_reader(config, client)))
             app: ASGIApp = TokenGate(api, config.api.token, exposed=not is_loopback(config.api.host))
@@ -76,6 +84,14 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
                     if config.probes.enabled:
                         prober = Prober(config.probes, lambda: directory.records, directory.ward.witness)
                         background.append(tasks.create_task(prober.run()))
+                    if watched is not None:
+                        following = watch_config(
+                            watched,
+                            config,
+                            dependencies.registry,
+                            lambda edit: policies.set_file(edit.running.agents),
+                        )
+                        background.append(tasks.create_task(following))
                     await server.serve_until(stop, listener)
                     for task in background:
                         task.cancel()

@@ -27,24 +27,36 @@ def built_in_config() -> Path:
     raise CommandError("the built-in configuration is missing: reinstall Recursant, or name a file with --config")
 
 
+def find_config(path: Path | None, *, built_in: bool = False) -> Path:
+    """The file that configures a command.
+
+    Args:
+        path: the one that was named; None: `./recursant.yaml`.
+        built_in: whether the built-in one may stand in where that is missing.
+
+    Raises:
+        CommandError: there is none.
+    """
+    if path is not None:
+        return path
+    if CONFIG_FILE.exists():
+        return CONFIG_FILE
+    if built_in:
+        return built_in_config()
+    raise CommandError(f"no {CONFIG_FILE} here: name a configuration with --config", USAGE)
+
+
 def read_config(path: Path | None, *, built_in: bool = False) -> Config:
     """The configuration of a command; doubtful things are told on standard error.
 
     Args:
-        path: the file; None: `./recursant.yaml`.
-        built_in: whether the built-in one may stand in where that is missing.
+        path: as in `find_config`.
+        built_in: as there.
 
     Raises:
         CommandError: the file cannot be read or used.
     """
-    if path is None:
-        if CONFIG_FILE.exists():
-            path = CONFIG_FILE
-        elif built_in:
-            path = built_in_config()
-        else:
-            raise CommandError(f"no {CONFIG_FILE} here: name a configuration with --config", USAGE)
-    result = check(path)
+    result = check(find_config(path, built_in=built_in))
     for warning in result.warnings:
         typer.echo(f"warning: {warning}", err=True)
     return result.config

@@ -43,6 +43,16 @@ TransportOption = Annotated[
 ]
 EnvoyLogLevelOption = Annotated[EnvoyLogLevel, typer.Option("--envoy-log-level", help="The least level Envoy logs.")]
 
+WatchOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--watch",
+        metavar="FILE",
+        help="Take edits of this file instead, where --config names one that was made from it.",
+        show_default="the one of --config",
+    ),
+]
+
 
 @app.command()
 def extproc(
@@ -158,6 +168,7 @@ def _extproc_processes(own: "ExtProc", arguments: list[str], log_level: LogLevel
 @app.command()
 def xds(
     config: ConfigOption = None,
+    watch: WatchOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -165,17 +176,20 @@ def xds(
 
     Example: recursant serve xds --config recursant.yaml
     """
-    from recursant.cli.configuration import read_config
+    from recursant.cli.configuration import find_config, read_config
     from recursant.cli.runner import run_service
     from xds_server.service import serve
 
+    config = find_config(config)
     settings = read_config(config)
-    run_service(lambda stop: serve(settings, stop), level=log_level, log_format=log_format)
+    watched = watch or config
+    run_service(lambda stop: serve(settings, stop, watched=watched), level=log_level, log_format=log_format)
 
 
 @app.command()
 def api(
     config: ConfigOption = None,
+    watch: WatchOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -184,11 +198,13 @@ def api(
     Example: recursant serve api --config recursant.yaml
     """
     from recursant.api.service import serve
-    from recursant.cli.configuration import read_config
+    from recursant.cli.configuration import find_config, read_config
     from recursant.cli.runner import run_service
 
+    config = find_config(config)
     settings = read_config(config)
-    run_service(lambda stop: serve(settings, stop), level=log_level, log_format=log_format)
+    watched = watch or config
+    run_service(lambda stop: serve(settings, stop, watched=watched), level=log_level, log_format=log_format)
 
 
 @app.command()

@@ -17,8 +17,11 @@ from recursant.cli.options import (
 from recursant.cli.serve import MAX_PROCESSES, EnvoyLogLevel, EnvoyLogLevelOption, Transport, TransportOption
 
 if TYPE_CHECKING:
+    from recursant.cli.up_view import UpView
     from recursant.config.model import Config
-    from recursant.supervise.layout import UpOptions
+    from recursant.config.reload import Edit
+    from recursant.config.watch import ConfigWatch
+    from recursant.supervise.layout import Layout, UpOptions
     from recursant.supervise.plan import RunChoices
     from recursant.supervise.rundir import RunDirectory
 
@@ -176,11 +179,12 @@ def up(
 
       recursant up --gateway-port 0 --admin-port 0 --api-port 0 --xds-port 0 --worker-port 0
     """
-    from recursant.cli.configuration import read_config
+    from recursant.cli.configuration import find_config, read_config
     from recursant.supervise.layout import UpOptions
     from recursant.supervise.rundir import RunDirectory
 
-    settings = read_config(config, built_in=True)
+    config = find_config(config, built_in=True)
+    settings = read_config(config)
     options = UpOptions(
         workers=workers,
         worker_urls=split_commas(worker_urls),
@@ -197,11 +201,11 @@ def up(
         redis_url=redis_url,
     )
     run = RunDirectory(run_dir)
-    _up(settings, options, run, _choices(transport, log_level, envoy_log_level, drain_timeout))
+    _up(settings, options, run, _choices(config, transport, log_level, envoy_log_level, drain_timeout))
 
 
 def _choices(
-    transport: Transport, log_level: LogLevel, envoy_log_level: EnvoyLogLevel, drain_timeout: float
+    config: Path, transport: Transport, log_level: LogLevel, envoy_log_level: EnvoyLogLevel, drain_timeout: float
 ) -> "RunChoices":
     from recursant.cli.errors import CommandError
     from recursant.supervise.envoy import envoy_binary
@@ -214,9 +218,33 @@ def _choices(
             log_level=log_level.value,
             envoy_log_level=envoy_log_level.value,
             drain_s=drain_timeout,
+            watched=config,
         )
     except FileNotFoundError as error:
         raise CommandError(str(error)) from error
+
+
+def _watch(
+    config: "Config", choices: "RunChoices", layout: "Layout", run: "RunDirectory", view: "UpView"
+) -> "ConfigWatch | None":
+    """Tells the operator of edits, and keeps what is in force for services that start again."""
+    from recursant.config.load import dump_config
+    from recursant.config.reload import Outcome, Reloader
+    from recursant.config.watch import ConfigWatch
+
+    if choices.watched is None:
+        return None
+    file = choices.watched
+
+    def edited(edit: "Edit") -> None:
+        view.edited(edit.lines(str(file)))
+        if edit.outcome is Outcome.APPLIED:
+            try:
+                run.write(run.config, dump_config(edit.running))
+            except OSError as error:
+                view.edited([f"{run.config} cannot be written, a service that starts again looks there: {error}"])
+
+    return ConfigWatch(file, Reloader(layout.config, config), edited)
 
 
 def _up(config: "Config", options: "UpOptions", run: "RunDirectory", choices: "RunChoices") -> None:
@@ -242,7 +270,7 @@ def _up(config: "Config", options: "UpOptions", run: "RunDirectory", choices: "R
             run.write(run.config, dump_config(layout.config))
             run.write(run.bootstrap, render(layout.config, f"gateway-{layout.config.gateway.port}"))
             with UpView(layout, run, specs) as view:
-                asyncio.run(run_up(specs, layout, run, view))
+                asyncio.run(run_up(specs, layout, run, view, _watch(config, choices, layout, run, view)))
         finally:
             run.release()
     except LayoutError as error:

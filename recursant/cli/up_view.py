@@ -82,6 +82,11 @@ class UpView:
         self._end_progress()
         _say(self._out, "\n".join([*summary(self._layout, self._run), "ready"]))
 
+    def edited(self, lines: Sequence[str]) -> None:
+        """The configuration file was edited."""
+        for line in lines:
+            self._note(line)
+
     def stopping(self, *, at_once: bool) -> None:
         """A signal arrived."""
         self._end_progress()

@@ -40,6 +40,7 @@ class RunChoices:
         log_level: of our own services.
         envoy_log_level: of Envoy.
         drain_s: seconds that running requests get to end when all is stopped.
+        watched: the operator's file, whose edits the control plane takes; None: there is none.
     """
 
     envoy_binary: Path
@@ -47,6 +48,7 @@ class RunChoices:
     log_level: str = "info"
     envoy_log_level: str = "warning"
     drain_s: float = 10.0
+    watched: Path | None = None
 
 
 def dialled(host: str) -> str:
@@ -103,7 +105,8 @@ def plan(layout: Layout, run: RunDirectory, choices: RunChoices) -> list[Process
 
 def _services(layout: Layout, run: RunDirectory, choices: RunChoices, after: tuple[str, ...]) -> list[ProcessSpec]:
     config = layout.config
-    common = ("--config", str(run.config), "--log-level", choices.log_level)
+    watched = () if choices.watched is None else ("--watch", str(choices.watched.absolute()))
+    common = ("--config", str(run.config), "--log-level", choices.log_level, *watched)
     xds_host = dialled(config.xds.host)
     api_host = dialled(config.api.host)
     services: list[tuple[str, Probe, str]] = [

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from recursant.config.watch import ConfigWatch
 from recursant.supervise.layout import Layout
 from recursant.supervise.plan import dialled, endpoints
 from recursant.supervise.probe import HttpProbe
@@ -44,8 +45,17 @@ class View(Protocol):
         ...
 
 
-async def run_up(specs: Sequence[ProcessSpec], layout: Layout, run: RunDirectory, view: View) -> None:
+async def run_up(
+    specs: Sequence[ProcessSpec], layout: Layout, run: RunDirectory, view: View, watch: ConfigWatch | None = None
+) -> None:
     """Start the processes and keep them running until SIGINT or SIGTERM; a second signal ends them at once.
+
+    Args:
+        specs: the processes, in the order of their start.
+        layout: what runs where.
+        run: the run directory.
+        view: is told how it goes.
+        watch: runs beside them, once they run; None: nobody watches the configuration.
 
     Raises:
         StartError: a process did not come up; the others are stopped by then.
@@ -60,7 +70,7 @@ async def run_up(specs: Sequence[ProcessSpec], layout: Layout, run: RunDirectory
     supervisor = Supervisor(specs, run.logs, on_event)
     stop = asyncio.Event()
     _on_signals(stop, supervisor, view)
-    serving = asyncio.create_task(_serve(supervisor, layout, view))
+    serving = asyncio.create_task(_serve(supervisor, layout, view, watch))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -84,18 +94,22 @@ def _on_signals(stop: asyncio.Event, supervisor: Supervisor, view: View) -> None
         asyncio.get_running_loop().add_signal_handler(number, received)
 
 
-async def _serve(supervisor: Supervisor, layout: Layout, view: View) -> None:
+async def _serve(supervisor: Supervisor, layout: Layout, view: View, watch: ConfigWatch | None) -> None:
     await supervisor.start(START_TIMEOUT_S)
     failed = asyncio.create_task(supervisor.wait_failed())
     ready = asyncio.create_task(_gateway_ready(layout, view.waiting))
+    # It never ends by itself: if it does, that is a bug, and it is raised here.
+    watching = [] if watch is None else [asyncio.create_task(watch.run())]
     try:
-        await asyncio.wait((failed, ready), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((failed, ready, *watching), return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             view.ready()
-        await failed
+        done, _ = await asyncio.wait((failed, *watching), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        failed.cancel()
-        ready.cancel()
+        for task in (failed, ready, *watching):
+            task.cancel()
 
 
 async def _gateway_ready(layout: Layout, waiting: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryResponse
 from prometheus_client import CollectorRegistry
 
-from extproc.policy_client import STATE_FILE, PolicyClient
+from extproc.policy_client import RULES_FILE, STATE_FILE, PolicyClient
 from extproc.policy_state import PolicyState
+from recursant.admission.rules import Admission
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.policy_codec import TYPE_URL, content_version
+from recursant.config.live import GatewayRules
+from recursant.config.rules_codec import TYPE_URL as RULES
 from xds_server.metrics import Recorder
-from xds_server.policies import policy_resources
+from xds_server.policies import policy_resources, rules_resource
 from xds_server.resource import Resource
 from xds_server.server import Settings, XdsServer
 from xds_server.snapshot import Snapshot
@@ -177,3 +181,49 @@ def _dumped(*policies: AgentPolicy) -> str:
         added.resource.type_url, added.resource.value = TYPE_URL, each.body
     assert state.take(response) == ""
     return state.dump()
+
+
+STRICT = GatewayRules(admission=Admission(kv_water_mark=0.5))
+RELAXED = GatewayRules(admission=Admission(kv_water_mark=0.9))
+
+
+async def test_rules_arrive_change_and_survive_the_server_and_the_replica(tmp_path: Path) -> None:
+    seen: list[GatewayRules] = []
+    async with server() as (xds, port):
+        client = PolicyClient(f"127.0.0.1:{port}", "extproc-1", (), tmp_path, lambda _: None, on_rules=seen.append)
+        task = asyncio.create_task(client.run())
+        xds.publish(Snapshot([*policy_resources([CHAT]), rules_resource(STRICT)]))
+        await until(lambda: client.rules == STRICT and client.policies == (CHAT,))
+        xds.publish(Snapshot([*policy_resources([CHAT]), rules_resource(RELAXED)]))
+        await until(lambda: client.rules == RELAXED)
+        # Without any, and with bad ones, the last good ones stay.
+        xds.publish(Snapshot(policy_resources([CHAT])))
+        await until(lambda: all(each.state is SyncState.SYNCED for each in types_of(xds)))
+        bad = b"\x1a\x09\x09" + struct.pack("<d", 7.0)  # admission { kv_water_mark: 7 }
+        xds.publish(Snapshot([*policy_resources([CHAT, VOICE]), Resource.of(RULES, "gateway", bad)]))
+        await until(lambda: any(each.state is SyncState.NACK for each in types_of(xds)))
+        await until(lambda: client.policies == (CHAT, VOICE))
+        [refused] = [each for each in types_of(xds) if each.state is SyncState.NACK]
+        assert refused.type_url == RULES
+        assert "admission.kv_water_mark" in refused.reason
+        assert client.rules == RELAXED
+        assert seen == [STRICT, RELAXED]
+        await until(lambda: "0.9" in (tmp_path / RULES_FILE).read_text())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    again = PolicyClient("127.0.0.1:1", "extproc-1", (), tmp_path, lambda _: None, on_rules=seen.append)
+    again.restore()
+    assert again.rules == RELAXED
+    assert seen[2:] == [RELAXED]
+
+
+def types_of(xds: XdsServer) -> list[TypeStatus]:
+    return [each for client in xds.clients() for each in client.types]
+
+
+async def test_kept_rules_that_cannot_be_read_are_not_used(tmp_path: Path) -> None:
+    (tmp_path / RULES_FILE).write_text("{}")
+    client = PolicyClient("127.0.0.1:1", "extproc-1", (), tmp_path, lambda _: None, rules=STRICT)
+    client.restore()
+    assert client.rules == STRICT

@@ -64,6 +64,24 @@ async def test_a_deleted_policy_of_the_file_stays_deleted_until_it_is_applied_ag
         assert two.policies == (CHAT,)
 
 
+async def test_an_edit_of_the_file_takes_effect_where_nothing_was_applied_or_deleted(redis_server: RedisServer) -> None:
+    gone = AgentPolicy(agent_id="gone", model_family="phi")
+    async with directory(redis_server.url, CHAT, VOICE, gone) as one:
+        louder = CHAT.model_copy(update={"priority": 15})
+        await one.put(louder, set_by="ann")
+        await one.delete("gone", set_by="ann")
+        told: list[int] = []
+        one.subscribe(lambda: told.append(len(one.policies)))
+        one.set_file([CHAT.model_copy(update={"priority": 1}), gone, VOICE.model_copy(update={"priority": 2})])
+        assert one.in_force["chat"].policy == louder
+        assert one.in_force["voice"].policy.priority == 2
+        assert "gone" not in one.in_force
+        one.set_file([gone])
+        # What was applied outlives its entry in the file.
+        assert one.policies == (louder,)
+        assert told == [2, 1]
+
+
 async def test_two_writers_cannot_overwrite_each_other(redis_server: RedisServer) -> None:
     seen = Condition(frozenset({content_version(CHAT)}))
     async with directory(redis_server.url, CHAT) as one, directory(redis_server.url, CHAT) as two:
