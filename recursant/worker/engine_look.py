@@ -84,7 +84,7 @@ class EngineLook:
         answer = await client.get("/v1/models")
         if answer.status_code != HTTPStatus.OK or len(answer.content) > MAX_BODY_BYTES:
             return
-        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
             entries = json.loads(answer.content)["data"]
             names = [entry["id"] for entry in entries if entry.get("parent") is not None]
             self.adapters = tuple(name for name in names if isinstance(name, str))[:MAX_ADAPTERS]

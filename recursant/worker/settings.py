@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from recursant.fleet.address import bare_host, join_address, split_address
+from recursant.fleet.address import join_address, split_address
 from recursant.store.codec import MAX_ID_CHARS, MAX_NAME_CHARS, MAX_REPORT_INTERVAL_MS
 
 REDIS_URL: Final = "RECURSANT_REDIS_URL"
@@ -105,7 +105,9 @@ def from_environment(
         return None
     check_urls(redis_url, api_url)
     host, port = listening(command_line)
-    address = environment.get(WORKER_ADDRESS) or ("" if host in _ANY_ADDRESS else bare_host(host)) + f":{port}"
+    address = environment.get(WORKER_ADDRESS)
+    if not address:
+        address = f":{port}" if host in _ANY_ADDRESS else join_address(host, port)
     local = "127.0.0.1" if host in _ANY_ADDRESS else host
     return WorkerSettings(
         worker_id=check_id(environment.get(WORKER_ID) or f"{hostname}-{port}"),
