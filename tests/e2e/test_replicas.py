@@ -67,7 +67,8 @@ def in_force(url: str, agent: str) -> tuple[int, int] | None:
 
 @pytest.fixture
 def stack(make_stack: MakeStack) -> Stack:
-    return make_stack(workers=1, config=CONFIG)
+    """Two extproc processes serve Envoy."""
+    return make_stack(workers=1, config=CONFIG, args=["--extproc-processes", "2"])
 
 
 @pytest.fixture
@@ -80,8 +81,8 @@ def replicas(stack: Stack) -> Iterator[list[Replica]]:
             each.program.end()
 
 
-def own_url(stack: Stack) -> str:
-    return stack.endpoints.metrics["extproc"].removesuffix("/metrics")
+def own_urls(stack: Stack) -> list[str]:
+    return [stack.endpoints.metrics[name].removesuffix("/metrics") for name in stack.extproc_names]
 
 
 def clients(stack: Stack) -> dict[str, dict[str, Any]]:
@@ -103,9 +104,9 @@ def put(stack: Stack, policy: dict[str, Any]) -> None:
 
 
 async def test_a_hundred_changes_reach_every_replica_and_fail_no_request(stack: Stack, replicas: list[Replica]) -> None:
-    for number in range(3):
+    for number in range(2):
         replicas.append(await asyncio.to_thread(Replica, stack, f"replica-{number}"))
-    urls = [own_url(stack), *(replica.url for replica in replicas)]
+    urls = [*own_urls(stack), *(replica.url for replica in replicas)]
     statuses: list[int] = []
     done = asyncio.Event()
 
@@ -135,6 +136,9 @@ async def test_a_hundred_changes_reach_every_replica_and_fail_no_request(stack: 
         await asyncio.gather(*loads)
     assert len(statuses) > 20
     assert set(statuses) == {200}
+    for name in stack.extproc_names:
+        # Both decided.
+        assert stack.service_metrics(name).value("recursant_requests_total", agent="chat-web", outcome="ok") > 0
     shown = await asyncio.to_thread(clients, stack)
     assert len(shown) == 4
     assert {each["state"] for each in shown.values()} == {"SYNCED"}
@@ -169,8 +173,8 @@ def test_a_replica_that_refuses_a_policy_is_shown_and_keeps_its_last_good_one(
     assert refused["accepted"] == good
     # It goes on with what it had; whoever understands the policy has it.
     assert older.in_force("chat-web") == (10, 15_000)
-    wait_until(lambda: in_force(own_url(stack), "chat-web") == (500, 15_000))
-    wait_until(lambda: others() == ["SYNCED"])
+    wait_until(lambda: {in_force(url, "chat-web") for url in own_urls(stack)} == {(500, 15_000)})
+    wait_until(lambda: others() == ["SYNCED", "SYNCED"])
     table = recursant("status", "--api", stack.endpoints.api)
     assert any(older.node in line and "NACK" in line and "priority" in line for line in table.out.splitlines())
     # A NACK holds nothing else up, and is not sent again and again: it still stands while others are taken.
