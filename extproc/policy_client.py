@@ -97,6 +97,8 @@ class PolicyClient:
         self._policies = PolicyState.of(configured)
         self._rules = RulesState(rules or GatewayRules())
         self._saved: dict[str, str] = {}
+        # Something was taken that may not be on the disk yet.
+        self._news = asyncio.Event()
 
     @property
     def policies(self) -> tuple[AgentPolicy, ...]:
@@ -136,6 +138,11 @@ class PolicyClient:
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._stay_connected())
+            tasks.create_task(self._keep_up())
+
+    async def _stay_connected(self) -> None:
         backoff = Backoff(_RECONNECT_FIRST_S, _RECONNECT_LONGEST_S)
         told = False
         while True:
@@ -173,7 +180,7 @@ class PolicyClient:
                     answer.error_detail.code = grpc.StatusCode.INVALID_ARGUMENT.value[0]
                     answer.error_detail.message = problem[:_MAX_ERROR_CHARS]
                 await call.write(answer)
-                await self._keep()
+                self._news.set()
                 yield
         finally:
             call.cancel()
@@ -192,11 +199,18 @@ class PolicyClient:
             self._on_policies(self._policies.policies)
         return problem
 
-    async def _keep(self) -> None:
+    async def _keep_up(self) -> None:
+        """Write what was taken, beside the stream: a slow disk holds no policy up, and only the newest is written."""
         if self._state_dir is None:
             return
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self._keep(self._state_dir)
+
+    async def _keep(self, folder: Path) -> None:
         for name, state in ((STATE_FILE, self._policies), (RULES_FILE, self._rules)):
-            path, text = self._state_dir / name, state.dump()
+            path, text = folder / name, state.dump()
             if text == self._saved.get(name):
                 continue
             try:

@@ -181,7 +181,7 @@ def test_a_replica_that_refuses_a_policy_is_shown_and_keeps_its_last_good_one(
     put(stack, {"agent_id": "batch", "model_family": "qwen", "priority": 3})
     wait_until(lambda: older.in_force("batch") == (3, 15_000))
     assert older.in_force("chat-web") == (10, 15_000)
-    assert older.program.errors.count("refusing policies") <= 2
+    assert 1 <= older.program.errors.count("refusing what") <= 2
 
     put(stack, {"agent_id": "chat-web", "model_family": "qwen", "priority": 50})
     wait_until(lambda: older.in_force("chat-web") == (50, 15_000))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import struct
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -125,6 +126,28 @@ async def test_policies_survive_the_server_and_the_replica(tmp_path: Path) -> No
         async with server(port) as (xds, _):
             xds.publish(Snapshot(policy_resources([LOUD])))
             await until(lambda: again.client.policies == (LOUD,))
+
+
+async def test_a_slow_disk_holds_no_policy_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let = threading.Event()
+    written: list[str] = []
+
+    def slow(path: Path, text: str) -> None:
+        if path.name == STATE_FILE:
+            let.wait(PATIENCE_S)
+            written.append(text)
+
+    monkeypatch.setattr("extproc.policy_client.write_atomically", slow)
+    async with server() as (xds, port), Replica(port, tmp_path).running() as replica:
+        for number in range(10):
+            policy = CHAT.model_copy(update={"priority": number})
+            xds.publish(Snapshot(policy_resources([policy])))
+            await until(lambda policy=policy: replica.client.policies == (policy,))
+        assert written == []
+        let.set()
+        await until(lambda: written and '"priority": 9' in written[-1])
+        # Those between the first and the last never reached the disk.
+        assert len(written) == 2
 
 
 async def test_what_a_replica_has_is_not_sent_again(tmp_path: Path) -> None:
