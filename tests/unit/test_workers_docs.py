@@ -48,13 +48,11 @@ def test_every_option_exists(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 def test_the_static_workers_are_a_configuration() -> None:
     (text,) = [block for block in blocks("yaml") if "workers:" in block]
-    assert [worker.port for worker in parse_config(text, "docs/workers.md").workers] == [8000, 8000]
+    assert [worker.port for worker in parse_config(text, "docs/workers.md").config.workers] == [8000, 8000]
 
 
 def test_the_manifest_tells_the_sidecar_what_it_reads() -> None:
-    given = {entry["name"]: entry.get("value", "") for entry in containers()["recursant"]["env"]} | {
-        "POD_IP": "10.0.0.9"
-    }
+    given = {entry["name"]: entry.get("value", "") for entry in containers()["recursant"]["env"]}
     environment = {name: value.replace("$(POD_IP)", "10.0.0.9") for name, value in given.items() if name in VARIABLES}
     annotations = manifest()["spec"]["template"]["metadata"]["annotations"]
     told = settings.from_environment(
