@@ -158,7 +158,7 @@ PROFILES: Final = {
         H100_LLAMA_2_7B,
         scaled_profile(H100, LLAMA_3_8B),
         *(scaled_profile(device, shape) for device in (A100, H100) for shape in (LLAMA_3_1_8B, QWEN2_7B, PHI_3_MINI)),
-        # 67 GB of weights leave one device of 80 GB about 20,000 tokens of KV cache, and 70B does not fit at all.
+        # 67 GB of weights leave one device of 80 GB about 36,000 tokens of KV cache, and 70B does not fit at all.
         *(scaled_profile(device, DEEPSEEK_CODER_33B, 2) for device in (A100, H100)),
         *(scaled_profile(device, LLAMA_2_70B, 4) for device in (A100, H100)),
     )

@@ -15,7 +15,7 @@ _KNOTS: Final = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1_024, 2_048, 4_096
 _LAUNCH_S: Final = 0.0005
 _ATTENTION_EFFICIENCY: Final = 0.5
 _KV_READ_EFFICIENCY: Final = 0.8
-# vLLM's default share of a device, and what activations and CUDA graphs take of it.
+# The share of a device that an engine takes, and what activations and CUDA graphs take of it; as in `profiles`.
 _VRAM_SHARE: Final = 0.92
 _ACTIVATION_BYTES: Final = 3 * GIB
 

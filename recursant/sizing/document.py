@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recursant.sizing.estimate import UTILISATION_BOUND, WATER_MARK
+from recursant.sizing.estimate import MOST_LOAD, UTILISATION_BOUND, WATER_MARK
 from recursant.sizing.load import LENGTH_VARIATION, Group
 from recursant.sizing.search import Choice, best
 from recursant.sizing.settings import STEP_SHARE
@@ -43,7 +43,7 @@ def assumptions(goal: float, *, simulated: bool, generated: bool) -> list[str]:
         ),
         (
             f"The estimate is a steady state: {UTILISATION_BOUND:.0%} of what a worker takes at the very most, "
-            f"its KV cache filled to {WATER_MARK:.0%}, no bursts, no shared prefixes."
+            f"its KV cache filled to {WATER_MARK:.0%}, no bursts, every prefix seen before found in a cache."
         ),
         (
             "Agents of one family share workers; no worker serves two families. Devices of all kinds count the same: "
@@ -58,7 +58,7 @@ def assumptions(goal: float, *, simulated: bool, generated: bool) -> list[str]:
         lines.append(
             "Checked by simulation with Recursant's routing and two gateways: each agent has at least "
             f"{goal:.1%} of its requests served with the first token in time. No faults; prefix caching and priority "
-            "scheduling on."
+            f"scheduling on. Whatever it says, workers are loaded to {MOST_LOAD:.0%} of the most they take, no more."
         )
     else:
         lines.append("Not simulated: whether the targets are met is not known.")

@@ -12,12 +12,27 @@ from typing import Final
 
 from recursant.sim.engine_profile import EngineProfile
 from recursant.sim.workloads.arrival import Arrival
+from recursant.sim.workloads.mooncake import BLOCK_TOKENS
 
 # Of what a worker can take in the mean, so that bursts find room. Our choice; the simulation checks it.
 UTILISATION_BOUND: Final = 0.7
+# No plan loads workers more than this, whatever a simulated minute says: queues that grow slowly do not show in it.
+MOST_LOAD: Final = 0.85
 # SPEC E2: the share of the KV cache that requests may take.
 WATER_MARK: Final = 0.85
 _ROUNDS: Final = 200
+
+
+def least_computed(arrivals: Sequence[Arrival]) -> list[int]:
+    """Prompt tokens of each request that no cache can save, however large: prefixes count once they were seen."""
+    seen: set[int] = set()
+    found = []
+    for arrival in arrivals:
+        known = next((n for n, block in enumerate(arrival.prefix_blocks) if block not in seen), None)
+        cached = len(arrival.prefix_blocks) if known is None else known
+        found.append(max(1, arrival.prompt_tokens - BLOCK_TOKENS * cached))
+        seen.update(arrival.prefix_blocks)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +40,8 @@ class Mix:
     """Means over requests.
 
     Attributes:
-        prompt, output: tokens.
+        prompt: tokens to compute.
+        output: tokens.
         pairs: of prefill attention: a new token and one that it looks at.
         context: tokens of a sequence that decodes, seen at a random step.
     """
@@ -37,13 +53,18 @@ class Mix:
 
     @classmethod
     def of(cls, arrivals: Sequence[Arrival]) -> "Mix":
-        """The means over these, of which there is at least one."""
+        """The means over these, of which there is at least one; what a prefix cache could save is not computed."""
         count = len(arrivals)
         outputs = sum(one.output_tokens for one in arrivals)
+        computed = least_computed(arrivals)
         return cls(
-            prompt=sum(one.prompt_tokens for one in arrivals) / count,
+            prompt=sum(computed) / count,
             output=outputs / count,
-            pairs=sum(one.prompt_tokens * (one.prompt_tokens + 1) / 2 for one in arrivals) / count,
+            # A new token looks at what is cached and at the new ones up to itself.
+            pairs=sum(
+                new * (one.prompt_tokens - new + (new + 1) / 2) for one, new in zip(arrivals, computed, strict=True)
+            )
+            / count,
             context=sum(one.output_tokens * (one.prompt_tokens + one.output_tokens / 2) for one in arrivals) / outputs,
         )
 
@@ -101,10 +122,9 @@ def most_requests_s(profile: EngineProfile, mix: Mix) -> float:
     return low
 
 
-def estimated_workers(profile: EngineProfile, arrivals: Sequence[Arrival], rate: float) -> int | None:
-    """Workers that take `rate` requests like these at `UTILISATION_BOUND`; None: one worker can take none of them."""
-    most = most_requests_s(profile, Mix.of(arrivals))
-    return ceil(rate / (UTILISATION_BOUND * most)) if most > 0 else None
+def workers_at(load: float, rate: float, most: float) -> int | None:
+    """Workers that take `rate` requests a second at this share of the `most` of each; None: each takes none."""
+    return max(1, ceil(rate / (load * most))) if most > 0 else None
 
 
 def unloaded_first_token_s(profile: EngineProfile, prompt: int) -> float:

@@ -11,7 +11,6 @@ from recursant.agents.policy import AgentPolicy
 from recursant.sim.workloads.arrival import Arrival
 from recursant.sim.workloads.folder import read_trace
 from recursant.sim.workloads.labels import always, by_length
-from recursant.sim.workloads.poisson import arrival_times
 from recursant.sim.workloads.timing import at_rate
 from recursant.sim.workloads.trace_file import TraceError
 
@@ -94,11 +93,15 @@ def parse_rate(text: str) -> AgentRate:
 
 
 def arrivals_of(rates: Sequence[AgentRate], seconds: float, seed: int = 0) -> list[Arrival]:
-    """Requests of these agents for `seconds`, by time: Poisson, lengths lognormal around their means."""
+    """Requests of these agents for `seconds`, by time, lengths lognormal around their means.
+
+    As many as the rates say, at times drawn evenly: a Poisson process whose count is known.
+    """
     found: list[Arrival] = []
     for one in rates:
         draw = random.Random(f"{seed}-{one.agent_id}")
-        for at in arrival_times(one.rate, seconds, draw):
+        times = sorted(draw.random() * seconds for _ in range(max(1, round(one.rate * seconds))))
+        for at in times:
             prompt, output = _length(draw, one.prompt), _length(draw, one.output)
             found.append(Arrival(at, one.agent_id, prompt, output, latency_sla_ms=one.sla_ms))
     return sorted(found, key=lambda arrival: arrival.at_s)

@@ -5,10 +5,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from recursant.sim.engine_profile import EngineProfile
-from recursant.sim.workloads.arrival import Arrival
-from recursant.sim.workloads.mooncake import BLOCK_TOKENS
 from recursant.sizing.check import Trial, trial
-from recursant.sizing.estimate import Mix, estimated_workers, most_requests_s, unloaded_first_token_s
+from recursant.sizing.estimate import (
+    MOST_LOAD,
+    UTILISATION_BOUND,
+    Mix,
+    least_computed,
+    most_requests_s,
+    unloaded_first_token_s,
+    workers_at,
+)
 from recursant.sizing.load import Group
 from recursant.sizing.settings import EngineSettings, fitting_settings
 
@@ -46,12 +52,14 @@ class Choice:
         return None if self.workers is None else self.workers * self.profile.devices
 
 
-def smallest(meets: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The smallest number from 1 to `most` that meets, looked for from `start`; None: `most` does not.
+def smallest(meets: Callable[[int], bool], start: int, most: int, least: int = 1) -> int | None:
+    """The smallest number from `least` to `most` that meets, looked for from `start`; None: `most` does not.
 
     More workers are taken to be never worse.
     """
-    low, high = 0, min(max(1, start), most)
+    if least > most:
+        return None
+    low, high = least - 1, min(max(least, start), most)
     while not meets(high):
         if high == most:
             return None
@@ -89,14 +97,18 @@ def plan_kind(
     settings = fitting_settings(profile, fits, group.tightest_ms)
     tuned = settings.applied_to(profile)
     most = most_requests_s(tuned, Mix.of(fits))
-    estimated = estimated_workers(tuned, fits, group.rate)
+    estimated = workers_at(UTILISATION_BOUND, group.rate, most)
+    fewest = workers_at(MOST_LOAD, group.rate, most)
     slow = _too_slow(group, tuned, goal)
-    if slow or estimated is None:
+    if slow or estimated is None or fewest is None:
         return Choice(profile, settings, most, estimated, None, None, slow or "one worker can take none of this load")
     if not simulate:
-        fewest = estimated if estimated <= most_workers else None
-        why = "" if fewest else f"more than {most_workers} workers"
-        return Choice(profile, settings, most, estimated, fewest, None, why)
+        enough = estimated <= most_workers
+        why = "" if enough else f"more than {most_workers} workers"
+        return Choice(profile, settings, most, estimated, estimated if enough else None, None, why)
+    if fewest > most_workers:
+        why = f"{most_workers} workers would be loaded above {MOST_LOAD:.0%}"
+        return Choice(profile, settings, most, estimated, None, None, why)
     trials: dict[int, Trial] = {}
 
     def meets(workers: int) -> bool:
@@ -104,24 +116,12 @@ def plan_kind(
             trials[workers] = trial(group, tuned, workers, seed=seed)
         return trials[workers].meets(goal)
 
-    found = smallest(meets, estimated, most_workers)
+    found = smallest(meets, estimated, most_workers, fewest)
     if found is None:
         worst = min(trials[most_workers].agents, key=lambda agent: agent.in_time)
-        why = f"with {most_workers} workers {worst.agent_id} has {worst.in_time:.1%} in time"
+        why = f"with {most_workers} of them {worst.agent_id} has {worst.in_time:.1%} in time"
         return Choice(profile, settings, most, estimated, None, trials[most_workers], why)
     return Choice(profile, settings, most, estimated, found, trials[found])
-
-
-def least_computed(arrivals: Sequence[Arrival]) -> list[int]:
-    """Prompt tokens of each request that no cache can save, however large: prefixes count once they were seen."""
-    seen: set[int] = set()
-    found = []
-    for arrival in arrivals:
-        known = next((n for n, block in enumerate(arrival.prefix_blocks) if block not in seen), None)
-        cached = len(arrival.prefix_blocks) if known is None else known
-        found.append(max(1, arrival.prompt_tokens - BLOCK_TOKENS * cached))
-        seen.update(arrival.prefix_blocks)
-    return found
 
 
 def _too_slow(group: Group, profile: EngineProfile, goal: float) -> str:

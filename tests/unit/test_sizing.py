@@ -14,16 +14,17 @@ from recursant.sim.workloads.arrival import Arrival
 from recursant.sim.workloads.trace_file import TraceError
 from recursant.sizing.check import percentile, trial
 from recursant.sizing.estimate import (
-    UTILISATION_BOUND,
+    MOST_LOAD,
     Mix,
-    estimated_workers,
+    least_computed,
     most_requests_s,
     steady_state,
     unloaded_first_token_s,
+    workers_at,
 )
 from recursant.sizing.kinds import kinds_for, kinds_named
 from recursant.sizing.load import AgentRate, Group, arrivals_of, busiest, grouped, parse_rate, trace_load
-from recursant.sizing.search import best, least_computed, plan_kind, smallest
+from recursant.sizing.search import best, plan_kind, smallest
 from recursant.sizing.settings import EngineSettings, fitting_settings, full_step_s
 
 PROFILE = replace(TINY, jitter=0.0)
@@ -73,7 +74,7 @@ def test_requests_of_agents_have_their_rates_and_means() -> None:
     assert arrivals == arrivals_of(rates, 500)
     assert [one.at_s for one in arrivals] == sorted(one.at_s for one in arrivals)
     counts = Counter(one.agent_id for one in arrivals)
-    assert counts["a"] == pytest.approx(20_000, rel=0.05)
+    assert counts == {"a": 20_000, "b": 5_000}
     prompts = [one.prompt_tokens for one in arrivals if one.agent_id == "a"]
     # Cut at 8 times the mean, a lognormal distribution of this spread loses 2 % of its mean and 15 % of its deviation.
     assert mean(prompts) == pytest.approx(300, rel=0.05)
@@ -162,8 +163,9 @@ def test_the_most_that_a_worker_takes_is_where_its_steps_are_full() -> None:
     # At r requests/s: s = 0.001 + r s 1,000 x 1e-6, so s = 0.001 / (1 - r / 1,000). The budget of 1,000 tokens is
     # full where r s 1,000 = 1,000: r / (1 - r / 1,000) = 1,000, r = 500.
     assert most_requests_s(profile, mix) == pytest.approx(500, rel=0.01)
-    arrivals = [Arrival(0, "a", 999, 1)]
-    assert estimated_workers(profile, arrivals, 1_000) == pytest.approx(1_000 / (UTILISATION_BOUND * 500), abs=1)
+    assert workers_at(0.7, 1_000, 500) == 3  # 2.86
+    assert workers_at(0.7, 0.001, 500) == 1
+    assert workers_at(0.7, 1_000, 0.0) is None
 
 
 def test_the_kv_cache_bounds_a_worker_too() -> None:
@@ -230,6 +232,28 @@ def test_the_smallest_number_is_found_from_anywhere(start: int, answer: int) -> 
     assert len(set(asked)) <= 16
 
 
+def test_fewer_than_the_least_are_never_tried() -> None:
+    asked: list[int] = []
+
+    def meets(workers: int) -> bool:
+        asked.append(workers)
+        return True
+
+    assert smallest(meets, 20, 64, 5) == 5
+    assert min(asked) == 5
+    assert smallest(meets, 1, 4, 5) is None
+
+
+def test_a_plan_does_not_load_workers_to_the_brim_though_a_short_simulation_would() -> None:
+    group = group_of(120, prompt=2_000, output=100, seconds=5, sla_ms=5_000)
+    choice = plan_kind(group, PROFILE)
+    assert choice.workers is not None
+    assert group.rate / (choice.workers * choice.most_requests_s) <= MOST_LOAD
+    assert choice.workers > 1
+    crowded = plan_kind(group, PROFILE, most_workers=choice.workers - 1)
+    assert "loaded above 85%" in crowded.why_not
+
+
 def test_nothing_is_found_where_the_most_is_not_enough() -> None:
     assert smallest(lambda _: False, 3, 64) is None
 
@@ -241,7 +265,10 @@ def test_a_plan_is_the_smallest_fleet_that_keeps_the_target() -> None:
     assert choice.settings is not None
     tuned = choice.settings.applied_to(PROFILE)
     assert trial(group, tuned, choice.workers).meets(0.99)
-    if choice.workers > 1:
+    fewest = workers_at(MOST_LOAD, group.rate, choice.most_requests_s)
+    assert fewest is not None
+    assert choice.workers >= fewest
+    if choice.workers > fewest:
         assert not trial(group, tuned, choice.workers - 1).meets(0.99)
     assert choice.result == trial(group, tuned, choice.workers)
     assert choice.devices == choice.workers
@@ -259,7 +286,12 @@ def test_kinds_that_cannot_are_told_why() -> None:
     assert "even idle" in too_slow.why_not
     too_few = plan_kind(group_of(400, prompt=2_000, output=100, seconds=2, sla_ms=20), PROFILE, most_workers=1)
     assert too_few.workers is None
-    assert too_few.why_not.startswith("with 1 workers chat has ")
+    assert "loaded above 85%" in too_few.why_not
+    # Ten at once, each of which an idle worker could serve in time.
+    at_once = replace(group_of(1, sla_ms=7), arrivals=tuple(Arrival(1.0, "chat", 2_000, 5) for _ in range(10)))
+    too_late = plan_kind(at_once, PROFILE, most_workers=1)
+    assert too_late.workers is None
+    assert too_late.why_not.startswith("with 1 of them chat has ")
     assert best([too_long, too_slow, too_few]) is None
 
 
@@ -279,6 +311,10 @@ def test_cached_prefixes_count_from_their_second_time() -> None:
         Arrival(3, "a", 600, 1, prefix_blocks=(4,)),
     ]
     assert least_computed(arrivals) == [1_100, 1_700 - 1_024, 1, 600]
+    mix = Mix.of(arrivals[:2])
+    # 676 new tokens that look at 1,024 cached ones and, in the mean, at half of themselves.
+    assert mix.prompt == (1_100 + 676) / 2
+    assert mix.pairs == pytest.approx((1_100 * 1_101 / 2 + 676 * 1_024 + 676 * 677 / 2) / 2)
 
 
 def test_what_is_refused_or_too_long_is_not_in_time() -> None:
