@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help install up test test-unit test-e2e lint format protos bench bench-peers soak clean
+.PHONY: help install up test test-unit test-e2e test-vllm lint format protos bench bench-peers soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -32,6 +32,10 @@ test-unit: $(STAMP) ## Only the tests that start no Envoy
 test-e2e: $(STAMP) ## Only the tests that run the whole product
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
+test-vllm: $(STAMP) ## Real vLLM on the CPU behind the gateway; installs it into .venv-vllm (docs/test-vllm.md)
+	$(PYTHON) tests/real_vllm/environment.py .venv-vllm
+	$(BIN)/python -m pytest tests/real_vllm $(ARGS)
+
 lint: $(STAMP) ## ruff and mypy strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,5 +58,5 @@ soak: $(STAMP) ## 30 minutes of mixed load, churn and hang-ups (ARGS='--minutes 
 	$(BIN)/python -m bench.soak $(ARGS)
 
 clean: ## Remove what install, tests and runs left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out run build dist
+	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out run build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
