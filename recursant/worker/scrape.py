@@ -9,6 +9,7 @@ import logging
 import random
 import time
 import uuid
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
@@ -129,6 +130,8 @@ class ScrapeTarget:
         self._sequence = 0
         self._models: list[ListedModel] | None = None
         self._models_read_at = 0.0
+        # Whether it has a route that tells its sleep; not known before it was asked.
+        self._tells_sleep: bool | None = None
         self._tokens = CounterWindow()
         self._queue = CounterWindow()
 
@@ -167,6 +170,9 @@ class ScrapeTarget:
             if metrics.started_at != self._started_at:
                 self._started_at = metrics.started_at
                 self._models = None
+                self._tells_sleep = None
+            if metrics.awake is None:
+                metrics = replace(metrics, awake=await self._is_awake(client))
             if self._models is None or now - self._models_read_at >= MODELS_REFRESH_S:
                 self._models = await self._list_models(client)
                 self._models_read_at = now
@@ -195,6 +201,18 @@ class ScrapeTarget:
             if (risen := self._queue.risen()) is not None and risen[2] > 0:
                 state.queue_wait_ms = risen[1] / risen[2] * 1_000
         return state
+
+    async def _is_awake(self, client: httpx.AsyncClient) -> bool | None:
+        """What a version whose metrics do not tell says in development mode; None where it does not."""
+        if self._tells_sleep is False:
+            return None
+        try:
+            said = json.loads(await self._get(client, "/is_sleeping"))
+        except (ScrapeError, ValueError, RecursionError):
+            self._tells_sleep = False
+            return None
+        self._tells_sleep = True
+        return not (isinstance(said, dict) and said.get("is_sleeping") is True)
 
     async def _list_models(self, client: httpx.AsyncClient) -> list[ListedModel]:
         try:

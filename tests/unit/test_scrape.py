@@ -199,6 +199,28 @@ async def test_a_sleeping_worker_takes_nothing() -> None:
         assert expect(await scrape()).phase == READY
 
 
+async def test_where_the_metrics_do_not_tell_of_sleep_its_own_route_may() -> None:
+    vllm = Vllm()
+    vllm.awake = -1.0  # what is below zero is passed over
+    async with a_target(vllm) as (scrape, server):
+
+        def asked() -> int:
+            return [path for path, _ in server.requests].count("/is_sleeping")
+
+        # Most have no such route: they are asked once.
+        assert expect(await scrape()).phase == READY
+        assert expect(await scrape()).phase == READY
+        assert asked() == 1
+        vllm.started_at += 60.0
+        vllm.instead["/is_sleeping"] = (200, b'{"is_sleeping": true}')
+        assert expect(await scrape()).phase == WARMING
+        vllm.instead["/is_sleeping"] = (200, b'{"is_sleeping": false}')
+        assert expect(await scrape()).phase == READY
+        for nonsense in (b"[", b"[" * 100_000, b"7"):
+            vllm.instead["/is_sleeping"] = (200, nonsense)
+            assert expect(await scrape()).phase == READY
+
+
 @pytest.mark.parametrize(
     ("path", "answer"),
     [

@@ -540,6 +540,36 @@ def test_several_api_servers_are_the_sidecars_business(
     assert "sidecar" in caplog.text
 
 
+async def test_a_process_that_exits_says_farewell(redis_server: RedisServer) -> None:
+    script = """
+import sys
+from vllm_kit import iteration, scheduler, vllm_config, vllm_installed
+with vllm_installed():
+    from recursant.worker.vllm_plugin.plugin import RecursantStatLogger
+logger = RecursantStatLogger(vllm_config(), [0])
+logger.record(scheduler(2, 0), iteration())
+sys.stdin.read()
+"""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "RECURSANT_REDIS_URL": redis_server.url,
+        "RECURSANT_REPORT_INTERVAL_MS": "20",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script), env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    state = await until_reported(redis_server.url, lambda state: state.running_requests == 2)
+    # The way to this Redis begins here, and vLLM's port is what it listens on unless told otherwise.
+    assert state.address == "127.0.0.1:8000"
+    async with asyncio.timeout(PATIENCE_S):
+        _, errors = await process.communicate(b"")
+    assert (process.returncode, errors) == (0, b"")
+    store = WorkerStore(redis_server.url)
+    assert await store.load() == []
+    await store.close()
+
+
 def test_it_brings_nothing_heavy_into_vllms_process() -> None:
     script = """
 import sys

@@ -101,7 +101,9 @@ class ReporterThread:
             except asyncio.CancelledError:
                 return
             except Exception:  # noqa: BLE001 - whatever it was, the next beat is worth another try
-                self._log.exception("reporting to the control plane failed; again in %g s", RESTART_S)
+                # While the interpreter ends much of what we use is gone already.
+                if not self._stopped.is_set():
+                    self._log.exception("reporting to the control plane failed; again in %g s", RESTART_S)
             finally:
                 self._loop = self._task = None
             self._stopped.wait(RESTART_S)
