@@ -44,6 +44,9 @@ class CostModel:
         self._profile = profile
         self._random = random.Random(seed)
         self._decode_slope = profile.kv_read_s_per_token
+        budget = profile.max_num_batched_tokens
+        # A token's time in a full step, in which the reading of the weights is shared by as many as can be.
+        self._full_token_s = profile.token_time(budget) / budget
 
     def seconds(self, load: StepLoad) -> float:
         """The time of a step, without jitter."""
@@ -86,6 +89,14 @@ class CostModel:
         # Bounded, so that no step takes less than nothing.
         noise = max(-3.0, min(3.0, self._random.gauss(0.0, 1.0)))
         return seconds * (1.0 + spread * noise / sqrt(steps))
+
+    def work_seconds(self, load: StepLoad) -> float:
+        """What the step's tokens would take if every step were full: the use that was made of the device."""
+        return (
+            load.tokens * self._full_token_s
+            + load.attention_pairs * self._profile.attention_pair_s
+            + load.decode_context * self._decode_slope
+        )
 
     def bytes_moved(self, load: StepLoad) -> int:
         """Bytes read and written: the weights once, the KV of the context, the KV of the new tokens."""

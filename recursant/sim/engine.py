@@ -22,6 +22,7 @@ class StepResult:
         duration_s: how long it took.
         tokens: that it computed, prompt and output.
         bytes_moved: through the device's memory.
+        work_s: what its tokens would take in full steps; over the duration, the use that was made of the device.
         outputs: sequences with the number of tokens that they got, finished ones included.
         finished: those that are done.
         started: those that ran for the first time.
@@ -31,6 +32,7 @@ class StepResult:
     duration_s: float
     tokens: int
     bytes_moved: int
+    work_s: float
     outputs: list[tuple[Sequence, int]]
     finished: list[Sequence]
     started: list[Sequence]
@@ -260,6 +262,7 @@ class Engine:
             duration_s=step.duration_s,
             tokens=step.plan.load.tokens * repeats,
             bytes_moved=self._cost.bytes_moved(step.plan.load) * repeats,
+            work_s=self._cost.work_seconds(step.plan.load) * repeats,
             outputs=outputs,
             finished=finished,
             started=step.plan.started,

@@ -92,7 +92,8 @@ class Scheduler:
             for sequence in plan.scheduled:
                 tokens = sequence.computed + steps
                 sequence.blocks = -(-tokens // self._block_tokens)
-                self._share_blocks(sequence, tokens)
+                if sequence.visited < len(sequence.hashes):
+                    self._share_blocks(sequence, tokens)
         return steps
 
     def shorten(self, plan: Schedule, steps: int) -> None:

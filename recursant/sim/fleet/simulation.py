@@ -26,7 +26,7 @@ class Run:
         workers: as they are at the end.
         arrivals_s: when the last one arrived; the workload's own time.
         seconds: virtual time until the last one ended.
-        busy: (second, share of it that each worker computed), for each second of the workload.
+        used: for each second, the use that was made of each worker's device (`SimulatedWorker.work_s`).
         in_flight_left: what the gateways still count in flight at the end, and hold: 0.
     """
 
@@ -34,7 +34,7 @@ class Run:
     workers: list[SimulatedWorker]
     arrivals_s: float
     seconds: float
-    busy: list[tuple[float, ...]]
+    used: list[tuple[float, ...]]
     in_flight_left: int
 
 
@@ -78,7 +78,7 @@ class Simulation:
         self._left: dict[int, list[int]] = {}
         self._requests: list[Request] = []
         self._arrivals: Iterator[Arrival] = iter(())
-        self._busy: list[tuple[float, ...]] = []
+        self._used: list[tuple[float, ...]] = []
         self._last_arrival = 0.0
         self._progress: Callable[[float], None] | None = None
 
@@ -106,7 +106,7 @@ class Simulation:
         self._next_arrival()
         events.run()
         left = sum(router.left() for router in self._routers)
-        return Run(self._requests, self._workers, self._last_arrival, events.now, self._busy, left)
+        return Run(self._requests, self._workers, self._last_arrival, events.now, self._used, left)
 
     # --- arrivals and news ---
 
@@ -147,9 +147,9 @@ class Simulation:
         before = [0.0] * len(self._workers)
 
         def sample() -> None:
-            busy = [worker.busy_s for worker in self._workers]
-            self._busy.append(tuple((now - then) / SAMPLE_S for now, then in zip(busy, before, strict=True)))
-            before[:] = busy
+            work = [worker.work_s for worker in self._workers]
+            self._used.append(tuple((now - then) / SAMPLE_S for now, then in zip(work, before, strict=True)))
+            before[:] = work
             if self._progress is not None:
                 self._progress(self._events.now)
 

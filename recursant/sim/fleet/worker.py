@@ -54,6 +54,7 @@ class SimulatedWorker:
         up: its process lives.
         slowness: how many times as long its steps take.
         busy_s: how long its device has computed.
+        work_s: how long that would have taken in full steps: the use that was made of the device.
         tokens: output tokens that it generated; `computed_tokens`: all that it computed, prompts included.
         out_of_memory, failures: requests that it failed.
     """
@@ -75,6 +76,7 @@ class SimulatedWorker:
         self.spec = spec
         self.up = True
         self.busy_s = 0.0
+        self.work_s = 0.0
         self.tokens = 0
         self.computed_tokens = 0
         self.finished = 0
@@ -187,6 +189,7 @@ class SimulatedWorker:
 
     def _count(self, result: StepResult, now: float) -> None:
         self.busy_s += now - self._began
+        self.work_s += result.work_s
         generated = 0
         for _, count in result.outputs:
             generated += count

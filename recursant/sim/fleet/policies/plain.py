@@ -106,16 +106,16 @@ class WeightedRouter(PlainRouter):
     def __init__(self, surroundings: Surroundings, families: Mapping[str, str], retries: int) -> None:
         super().__init__(surroundings, families, retries)
         self._weights = [float(spec.declared_tokens) for spec in surroundings.specs]
-        self._credits = [0.0] * len(self._weights)
+        # By the set that is chosen from, as proxies keep a schedule for each subset.
+        self._credits: dict[tuple[int, ...], dict[int, float]] = {}
 
     def choose(self, request: Request, among: Sequence[int]) -> int:
         """See PlainRouter."""
-        total = 0.0
+        standing = self._credits.setdefault(tuple(among), dict.fromkeys(among, 0.0))
         for worker in among:
-            self._credits[worker] += self._weights[worker]
-            total += self._weights[worker]
-        best = max(among, key=self._credits.__getitem__)
-        self._credits[best] -= total
+            standing[worker] += self._weights[worker]
+        best = max(among, key=standing.__getitem__)
+        standing[best] -= sum(standing.values())
         return best
 
 

@@ -288,18 +288,20 @@ class RecursantPolicy:
 _NOTHING: Final = np.nan
 
 
-def ablations(config: Config) -> list[RecursantPolicy]:
-    """Our policy with one of its parts switched off, each by itself."""
+def with_weights(config: Config, **changes: float | str) -> Config:
+    """The configuration with other weights, or another profile, of the score."""
+    weights = config.routing.weights.model_copy(update=changes)
+    return config.model_copy(update={"routing": config.routing.model_copy(update={"weights": weights})})
 
-    def weights(**changes: float) -> Config:
-        weights = config.routing.weights.model_copy(update=changes)
-        return config.model_copy(update={"routing": config.routing.model_copy(update={"weights": weights})})
+
+def ablations(config: Config) -> list[RecursantPolicy]:
+    """Our policy, by the score of the specification, with one of its parts switched off, each by itself."""
 
     no_isolation = config.model_copy(update={"isolation": config.isolation.model_copy(update={"enabled": False})})
     places = (Fact.PLACES_LOW, Fact.PLACES_NORMAL, Fact.PLACES_HIGH, Fact.PLACES_CRITICAL)
     return [
-        RecursantPolicy(weights(token_rate=0.0), "without the speed term"),
-        RecursantPolicy(weights(queue=0.0), "without the queue term"),
+        RecursantPolicy(with_weights(config, token_rate=0.0), "without the speed term"),
+        RecursantPolicy(with_weights(config, queue=0.0), "without the queue term"),
         RecursantPolicy(config, "without counting picks in flight", {Fact.IN_FLIGHT: 0.0, Fact.IN_FLIGHT_AT_BEAT: 0.0}),
         RecursantPolicy(config, "without the KV water-mark", {Fact.KV_ROOM_TOKENS: _NOTHING}),
         RecursantPolicy(config, "without shares of slots", dict.fromkeys(places, _NOTHING)),
