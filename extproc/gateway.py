@@ -364,7 +364,7 @@ class Gateway:
         masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY)]
         if not all(mask is None or mask[0] for mask in masks):
             return None
-        self.table.acquire(row, need.kv_tokens)
+        self.table.acquire(row, need.kv_tokens, need.prompt_tokens)
         # Its bounds are its own.
         fallback = None if leader.fallback == "shape" else leader.fallback
         return replace(leader, fallback=fallback, max_tokens=demand.agent.max_new_tokens, shaped=None)
@@ -422,7 +422,7 @@ class Gateway:
         table = self.table
         need = demand.need
         expected_tokens = need.expected_tokens if shaped is None else shaped
-        table.acquire(found.rows[0], need.prompt_tokens + expected_tokens)
+        table.acquire(found.rows[0], need.prompt_tokens + expected_tokens, need.prompt_tokens)
         if fallback is not None:
             self.recorder.fallback_taken(demand.agent.agent, fallback)
         engine_priority = None

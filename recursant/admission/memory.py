@@ -38,3 +38,9 @@ def room_tokens(state: WorkerState, water_mark: float) -> float:
     if total == 0 or not state.HasField("kv_cache_usage"):
         return math.nan
     return (water_mark - state.kv_cache_usage) * total
+
+
+def held_tokens(state: WorkerState) -> float:
+    """KV tokens that a worker's cache holds; NaN where it does not report its cache."""
+    total = kv_tokens(state)
+    return state.kv_cache_usage * total if total and state.HasField("kv_cache_usage") else math.nan

@@ -77,6 +77,9 @@ class Section(BaseModel):
 class ScoreWeights(Section):
     """Weights of the terms of the score (SPEC C2)."""
 
+    # "classic": the weighted sum of the two terms below. "adaptive": the work ahead of the first token, in prompt
+    # tokens; the weights have no part in it (docs/simulation.md).
+    profile: Literal["classic", "adaptive"] = "classic"
     token_rate: Annotated[float, Field(ge=0, le=1_000_000)] = 0.6
     queue: Annotated[float, Field(ge=0, le=1_000_000)] = 0.4
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recursant.admission.memory import kv_tokens, room_tokens
+from recursant.admission.memory import held_tokens, kv_tokens, room_tokens
 from recursant.admission.rules import DEFAULT_ADMISSION, Admission
 from recursant.agents.priority import PriorityClass
 from recursant.fleet.slots import Slots
@@ -65,6 +65,10 @@ class Fact(IntEnum):
     TRIAL_PLACES = 15
     # What other processes of this host had ever sent there at the moment of the last beat, in tokens.
     TOKENS_ELSEWHERE_AT_BEAT = 16
+    # Prompt tokens that this process sent there since the last beat; and tokens that its KV cache holds: as of the
+    # last beat, and what we sent there since.
+    PROMPT_TOKENS_SENT = 17
+    KV_HELD_TOKENS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,9 @@ class FleetTable:
         facts[Fact.IN_FLIGHT] = self._slots.counts(rows)
         elsewhere = self._slots.tokens_elsewhere(rows)
         if elsewhere is not None:
-            facts[Fact.KV_ROOM_TOKENS] -= elsewhere - facts[Fact.TOKENS_ELSEWHERE_AT_BEAT]
+            since = elsewhere - facts[Fact.TOKENS_ELSEWHERE_AT_BEAT]
+            facts[Fact.KV_ROOM_TOKENS] -= since
+            facts[Fact.KV_HELD_TOKENS] += since
         return facts
 
     def endpoint(self, row: int) -> str:
@@ -224,10 +230,12 @@ class FleetTable:
 
     # --- in-flight counts ---
 
-    def acquire(self, row: int, tokens: int = 0) -> None:
-        """Count one more request in flight at the worker in `row`, of `tokens` prompt and output tokens."""
+    def acquire(self, row: int, tokens: int = 0, prompt_tokens: int = 0) -> None:
+        """Count one more request in flight at the worker in `row`, of `tokens` prompt and output tokens together."""
         self._slots.add(row, 1, tokens)
         self._facts[Fact.KV_ROOM_TOKENS, row] -= tokens
+        self._facts[Fact.KV_HELD_TOKENS, row] += tokens
+        self._facts[Fact.PROMPT_TOKENS_SENT, row] += prompt_tokens
 
     def release(self, row: int) -> None:
         """Count one less. The caller does it exactly once for each `acquire`.
@@ -283,6 +291,8 @@ class FleetTable:
             column[Fact.BANDWIDTH_HEADROOM_MB_S] = _UNKNOWN
 
         column[Fact.KV_ROOM_TOKENS] = room_tokens(state, self._admission.kv_water_mark)
+        column[Fact.KV_HELD_TOKENS] = held_tokens(state)
+        column[Fact.PROMPT_TOKENS_SENT] = 0.0
         self._write_places(row)
 
     def _write_places(self, row: int) -> None:

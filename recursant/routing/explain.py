@@ -78,7 +78,7 @@ class Terms:
     Attributes:
         token_rate: the speed term, 0..1, before its weight.
         queue: the queue term, 0..1, before its weight.
-        total: the weighted sum.
+        total: the weighted sum; under the profile `adaptive` the score that stands in its place.
     """
 
     token_rate: float
@@ -329,6 +329,8 @@ def _evaluate(
         there = found.rows == counted.row
         facts[Fact.IN_FLIGHT, there] -= 1
         facts[Fact.KV_ROOM_TOKENS, there] += counted.tokens
+        facts[Fact.KV_HELD_TOKENS, there] -= counted.tokens
+        facts[Fact.PROMPT_TOKENS_SENT, there] -= need.prompt_tokens
     lengths = found.max_model_len
     load = load_of(facts)
     masks: dict[str, Mask] = {}
@@ -355,7 +357,7 @@ def _evaluate(
         removed=removed,
         speed=speed_term(facts, load),
         queue=queue_term(facts, load),
-        total=score(facts, load, weights),
+        total=score(facts, load, weights, need.prompt_tokens),
         wait=expected_wait_ms(facts, load, need.expected_tokens),
     )
 

@@ -72,7 +72,7 @@ def pick(
         else:
             over_sla = True
 
-    scores = score(facts, load, weights)
+    scores = score(facts, load, weights, need.prompt_tokens)
     if keep is not None:
         scores = np.where(keep, scores, -np.inf)
     return _ordered(found, scores, candidates, rng, masked=keep is not None, over_sla=over_sla)

@@ -1,9 +1,21 @@
-"""How good each candidate is (SPEC C2, DESIGN §9): 0.6 x speed + 0.4 x room in the queue, the weights configurable."""
+"""How good each candidate is (SPEC C2, DESIGN §9).
+
+Profile `classic`: 0.6 x speed + 0.4 x room in the queue, the weights configurable. It counts requests, so a prompt of
+8,000 tokens weighs as much as one of 80. Profile `adaptive` compares the work that is ahead of the first token.
+"""
+
+from typing import Final
 
 import numpy as np
 
 from recursant.config.model import ScoreWeights
 from recursant.fleet.table import Fact, Facts
+
+# Of the profile `adaptive`, in prompt tokens; found with the fleet simulation (docs/simulation.md).
+WORK_OF_A_REQUEST: Final = 100.0
+WORK_OF_A_HELD_TOKEN: Final = 0.02
+# What every first token takes: the step by itself. It keeps a slow idle worker behind a fast one that is nearly idle.
+LEAST_WORK: Final = 128.0
 
 
 def load_of(facts: Facts) -> Facts:
@@ -25,12 +37,7 @@ def speed_term(facts: Facts, load: Facts) -> Facts:
     tokens, as the formula of the spec has it, cancels in the normalisation. A worker of unknown peak counts as the
     mean of the known ones.
     """
-    peak = facts[Fact.PEAK_RATE]
-    unknown = np.isnan(peak)
-    if np.count_nonzero(unknown):
-        known = peak[~unknown]
-        peak = np.where(unknown, known.mean() if known.size else 1.0, peak)
-    rate = peak / (load + 1.0)
+    rate = _peaks(facts) / (load + 1.0)
     # The plain reduction: the method of the array goes through Python.
     best = np.maximum.reduce(rate)
     if best <= 0:
@@ -45,7 +52,44 @@ def queue_term(facts: Facts, load: Facts) -> Facts:
     return term
 
 
-def score(facts: Facts, load: Facts, weights: ScoreWeights) -> Facts:
-    """The score of each candidate, larger = better."""
+def expected_work(facts: Facts, load: Facts, prompt_tokens: int) -> Facts:
+    """What is between this request and its first token at each candidate, in prompt tokens of the fastest one.
+
+    Prompts that wait there or were sent since the last beat, and its own; a little for every request there, as each
+    has its part of every step; and a little for what the cache holds, which every step reads.
+    """
+    peak = _peaks(facts)
+    held = np.nan_to_num(facts[Fact.KV_HELD_TOKENS], nan=0.0)
+    ahead = facts[Fact.WAITING_TOKENS] + facts[Fact.PROMPT_TOKENS_SENT]
+    work = prompt_tokens + LEAST_WORK + ahead + WORK_OF_A_REQUEST * load + WORK_OF_A_HELD_TOKEN * held
+    slowness: Facts = np.maximum.reduce(peak) / peak
+    total: Facts = work * slowness
+    return total
+
+
+def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int = 0) -> Facts:
+    """The score of each candidate, larger = better, by the profile in force.
+
+    Args:
+        facts: of the candidates.
+        load: their requests.
+        weights: with the profile.
+        prompt_tokens: of the request.
+    """
+    if weights.profile == "adaptive":
+        work = expected_work(facts, load, prompt_tokens)
+        least: Facts = np.minimum.reduce(work) / work
+        return least
     total: Facts = weights.token_rate * speed_term(facts, load) + weights.queue * queue_term(facts, load)
     return total
+
+
+def _peaks(facts: Facts) -> Facts:
+    """The peak rate of each candidate; of unknown ones the mean of the known."""
+    peak = facts[Fact.PEAK_RATE]
+    unknown = np.isnan(peak)
+    if np.count_nonzero(unknown):
+        known = peak[~unknown]
+        peak = np.where(unknown, known.mean() if known.size else 1.0, peak)
+    found: Facts = peak
+    return found
