@@ -12,12 +12,13 @@ import httpx
 
 # Between two looks, seconds. Each costs the server a request that does nothing.
 LOOK_S: Final = 1.0
-MODELS_REFRESH_S: Final = 5.0
+MODELS_REFRESH_S: Final = 2.0
 TIMEOUT_S: Final = 2.0
 # A server that was never reached by then listens somewhere else than we think.
 WARN_AFTER_S: Final = 60.0
 MAX_BODY_BYTES: Final = 1 << 20
-MAX_ADAPTERS: Final = 1_024
+# Of each kind.
+MAX_NAMES: Final = 1_024
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ class EngineLook:
     Attributes:
         serving: it takes requests. A server that is slow to answer is busy, not gone: it keeps its last standing.
         dead: times that it was found to say that its engine is dead.
-        adapters: LoRA adapters that it lists; None where it does not let itself be asked.
+        models: names of its model that it lists; None where it does not let itself be asked.
+        adapters: LoRA adapters that it lists; None likewise.
     """
 
     def __init__(self, url: str, api_key: str = "") -> None:
@@ -37,6 +39,7 @@ class EngineLook:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self.serving = False
         self.dead = 0
+        self.models: tuple[str, ...] | None = None
         self.adapters: tuple[str, ...] | None = None
         self._models_read_at = float("-inf")
 
@@ -85,6 +88,6 @@ class EngineLook:
         if answer.status_code != HTTPStatus.OK or len(answer.content) > MAX_BODY_BYTES:
             return
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            entries = json.loads(answer.content)["data"]
-            names = [entry["id"] for entry in entries if entry.get("parent") is not None]
-            self.adapters = tuple(name for name in names if isinstance(name, str))[:MAX_ADAPTERS]
+            entries = [(str(entry["id"]), entry.get("parent")) for entry in json.loads(answer.content)["data"]]
+            self.models = tuple(name for name, parent in entries if parent is None)[:MAX_NAMES]
+            self.adapters = tuple(name for name, parent in entries if parent is not None)[:MAX_NAMES]

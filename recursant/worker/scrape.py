@@ -105,6 +105,7 @@ class ScrapeTarget:
         base_url: str | None = None,
         api_key: str = "",
         timeout_s: float | None = None,
+        models_refresh_s: float = MODELS_REFRESH_S,
     ) -> None:
         """Take the worker; connect to nothing yet.
 
@@ -114,6 +115,7 @@ class ScrapeTarget:
             base_url: where it is asked; None: at its own address.
             api_key: what its clients send, if it wants to see that; "" without.
             timeout_s: of one scrape; None: its interval, within bounds.
+            models_refresh_s: after so long the list of models is read again.
         """
         self._worker = worker
         self._families = families
@@ -121,6 +123,7 @@ class ScrapeTarget:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self.interval_s = worker.scrape_interval_ms / 1_000
         self._timeout_s = timeout_s or min(max(self.interval_s, TIMEOUT_MIN_S), TIMEOUT_MAX_S)
+        self._models_refresh_s = models_refresh_s
         self.failing = False
         # Why the newest scrape found nothing; None where it did.
         self.trouble: Trouble | None = None
@@ -173,7 +176,7 @@ class ScrapeTarget:
                 self._tells_sleep = None
             if metrics.awake is None:
                 metrics = replace(metrics, awake=await self._is_awake(client))
-            if self._models is None or now - self._models_read_at >= MODELS_REFRESH_S:
+            if self._models is None or now - self._models_read_at >= self._models_refresh_s:
                 self._models = await self._list_models(client)
                 self._models_read_at = now
             return self._state(metrics, self._models, now)

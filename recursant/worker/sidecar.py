@@ -23,6 +23,8 @@ from recursant.worker.settings import WorkerSettings
 from recursant.worker.sidecar_view import SidecarView
 
 DEFAULT_SCRAPE_MS: Final = 500
+# A LoRA adapter that was loaded or unloaded is known after this long. Seconds.
+MODELS_REFRESH_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
 # How often it is looked whether a drain is over. Seconds.
 DRAIN_TICK_S: Final = 0.1
@@ -72,6 +74,7 @@ class Sidecar:
             base_url=settings.engine_url,
             api_key=settings.api_key,
             timeout_s=SCRAPE_TIMEOUT_S,
+            models_refresh_s=MODELS_REFRESH_S,
         )
         self._address = settings.address
         bare = static_state(self._worker)

@@ -274,6 +274,12 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
     assert state.queue_wait_ms == pytest.approx(200)
 
 
+def test_the_models_are_those_that_the_server_lists() -> None:
+    # vLLM's configuration has the first of several --served-model-name only.
+    state = build(Tally(), standing=Standing(serving=True, models=("first", "second")))
+    assert [(model.name, model.max_model_len) for model in state.models] == [("first", 32_768), ("second", 32_768)]
+
+
 def test_the_adapters_are_those_that_the_server_lists() -> None:
     tally = Tally()
     tally.step(scheduler(running_adapters={"busy": 1}), None)

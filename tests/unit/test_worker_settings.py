@@ -210,9 +210,11 @@ async def one_look(answers: dict[str, tuple[int, bytes]]) -> EngineLook:
 
 
 async def test_sees_a_server_that_serves_and_its_adapters() -> None:
-    listed = b'{"data": [{"id": "base", "parent": null}, {"id": "ad1", "parent": "base"}, {"id": 7, "parent": "base"}]}'
+    listed = (
+        b'{"data": [{"id": "base", "parent": null}, {"id": "ad1", "parent": "base"}, {"id": "also", "parent": null}]}'
+    )
     look = await one_look({"/health": (200, b""), "/v1/models": (200, listed)})
-    assert (look.serving, look.dead, look.adapters) == (True, 0, ("ad1",))
+    assert (look.serving, look.dead, look.models, look.adapters) == (True, 0, ("base", "also"), ("ad1",))
 
 
 @pytest.mark.parametrize("answer", [(401, b"{}"), (200, b"{"), (200, b"[]"), (200, b'{"data": [7]}')])

@@ -20,11 +20,13 @@ class Standing:
     Attributes:
         serving: it takes requests.
         deaths: counter: times that it said that its engine is dead.
-        adapters: LoRA adapters that it lists; None where it was not or cannot be asked.
+        models: names of its model that it lists; None where it was not or cannot be asked.
+        adapters: LoRA adapters that it lists; None likewise.
     """
 
     serving: bool
     deaths: int = 0
+    models: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
 
 
@@ -68,7 +70,8 @@ class StateBuilder:
             finished_prompt_tokens=counts.finished_prompt_tokens,
             engine=self._engine,
         )
-        self._declare(state, declared)
+        # Its configuration has the first of several served names only.
+        self._declare(state, declared, standing.models or declared.models)
         self._fill_cache(state, declared, counts)
         self._fill_rates(state, counts, now)
         state.lora_adapters.extend(counts.adapters if standing.adapters is None else standing.adapters)
@@ -83,8 +86,8 @@ class StateBuilder:
             gpu.fill(state)
         return state
 
-    def _declare(self, state: WorkerState, declared: Declared) -> None:
-        for name in declared.models:
+    def _declare(self, state: WorkerState, declared: Declared, models: tuple[str, ...]) -> None:
+        for name in models:
             model = LoadedModel(name=name, family=self._settings.family)
             if declared.max_model_len is not None:
                 model.max_model_len = declared.max_model_len
