@@ -540,3 +540,31 @@ def test_requests_without_an_agent_wait_too() -> None:
     assert isinstance(second.outcome, Decision)
     assert second.outcome.fallback == "round_robin"
     assert isinstance(office.demand("nobody").agent, AgentRequest)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.integers(1, 6)), min_size=1, max_size=4),
+    st.integers(0, 8_000),
+)
+def test_what_is_shaped_fits_below_the_water_mark(workers: list[tuple[float, int]], length: int) -> None:
+    office = Office(
+        *(
+            record(f"w{number}", kv_cache_usage=usage, running_requests=running, max_num_seqs=6, **KV)
+            for number, (usage, running) in enumerate(workers)
+        )
+    )
+    client, _ = office.come("shape", length=length)
+    if isinstance(client.outcome, Decision):
+        usage, _ = workers[client.outcome.rows[0]]
+        room = (0.85 - usage) * 1_600
+        prompt = length // 4
+        bound = client.outcome.shaped
+        if bound is None:
+            assert prompt + 1_000 <= room + 1e-6
+        else:
+            assert 16 <= bound < 1_000
+            assert prompt + bound <= room + 1e-6
+            assert client.outcome.fallback == "shape"
+            # No more was taken from the answer than had to be: nobody else had more room for it.
+            free = [(0.85 - other) * 1_600 for other, running in workers if running < 6]
+            assert bound == int(max(free) - prompt + 1e-6) or bound == int(max(free) - prompt)
