@@ -121,9 +121,13 @@ def _is_visible_ascii(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
+def is_usable_name(name: str) -> bool:
+    """Can a model or an adapter of this name be reported? A comma separates names in what we tell Envoy."""
+    return 1 <= len(name) <= MAX_NAME_CHARS and name.isprintable() and "," not in name
+
+
 def _check_name(where: str, name: str) -> None:
-    # A comma separates names in what we tell Envoy.
-    if not (1 <= len(name) <= MAX_NAME_CHARS and name.isprintable() and "," not in name):
+    if not is_usable_name(name):
         raise ValueError(
             f"{where}: expected 1 to {MAX_NAME_CHARS} printable characters without commas, got {name[:300]!r}"
         )

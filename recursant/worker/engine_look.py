@@ -10,6 +10,8 @@ from typing import Final
 
 import httpx
 
+from recursant.store.codec import is_usable_name
+
 # Between two looks, seconds. Each costs the server a request that does nothing.
 LOOK_S: Final = 1.0
 MODELS_REFRESH_S: Final = 2.0
@@ -70,8 +72,11 @@ class EngineLook:
                     await self._list(client)
         except httpx.ConnectError:
             self.serving = False
+        except httpx.RemoteProtocolError:
+            # Somebody listens, and speaks otherwise than we thought.
+            self.serving = True
         except (httpx.HTTPError, TimeoutError):
-            # Busy, or no HTTP that we speak: others will see whether it serves.
+            # It is busy.
             return
 
     def _healthy(self, status: int) -> None:
@@ -89,5 +94,7 @@ class EngineLook:
             return
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
             entries = [(str(entry["id"]), entry.get("parent")) for entry in json.loads(answer.content)["data"]]
-            self.models = tuple(name for name, parent in entries if parent is None)[:MAX_NAMES]
-            self.adapters = tuple(name for name, parent in entries if parent is not None)[:MAX_NAMES]
+            # One that cannot be reported must not keep the others from it.
+            usable = [(name, parent) for name, parent in entries if is_usable_name(name)]
+            self.models = tuple(name for name, parent in usable if parent is None)[:MAX_NAMES]
+            self.adapters = tuple(name for name, parent in usable if parent is not None)[:MAX_NAMES]

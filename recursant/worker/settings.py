@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from recursant.fleet.address import join_address, split_address
 from recursant.store.codec import MAX_ID_CHARS, MAX_NAME_CHARS, MAX_REPORT_INTERVAL_MS
@@ -112,7 +113,7 @@ def from_environment(
     return WorkerSettings(
         worker_id=check_id(environment.get(WORKER_ID) or f"{hostname}-{port}"),
         address=check_address(address if ":" in address else f"{address}:{port}"),
-        engine_url=environment.get(ENGINE_URL) or f"http://{join_address(local, port)}",
+        engine_url=environment.get(ENGINE_URL) or f"{_scheme(command_line)}://{join_address(local, port)}",
         redis_url=redis_url,
         api_url=api_url,
         family=check_family(environment.get(MODEL_FAMILY, "")),
@@ -172,9 +173,9 @@ def check_urls(redis_url: str, api_url: str) -> None:
         ValueError: no.
     """
     # The URLs may hold passwords, so they are not repeated.
-    if redis_url and not redis_url.startswith(("redis://", "rediss://", "unix://")):
+    if redis_url and not redis_url.startswith("unix://") and not _is_url(redis_url, ("redis", "rediss")):
         raise ValueError(f"{REDIS_URL}: expected redis://host:port, rediss://host:port or unix:///path")
-    if api_url and not api_url.startswith(("http://", "https://")):
+    if api_url and not _is_url(api_url, ("http", "https")):
         raise ValueError(f"{API}: expected http://host:port")
 
 
@@ -222,6 +223,18 @@ def _flags(command_line: Sequence[str]) -> list[tuple[str, str]]:
         elif index + 1 < len(command_line):
             pairs.append((name, command_line[index + 1]))
     return pairs
+
+
+def _is_url(url: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _scheme(command_line: Sequence[str]) -> str:
+    return "https" if any(name == "--ssl-certfile" for name, _ in _flags(command_line)) else "http"
 
 
 def _number(name: str, text: str, most: int) -> int | None:

@@ -85,6 +85,7 @@ def test_an_address_without_a_port_has_vllms() -> None:
         ("vllm serve m --host 10.0.0.7", "10.0.0.7:8000", "http://10.0.0.7:8000"),
         ("vllm serve m --host :: --port 9", ":9", "http://127.0.0.1:9"),
         ("vllm serve m --host fd00::7", "[fd00::7]:8000", "http://[fd00::7]:8000"),
+        ("vllm serve m --ssl-certfile c.pem --ssl-keyfile k.pem", ":8000", "https://127.0.0.1:8000"),
         ("vllm serve m --port", ":8000", "http://127.0.0.1:8000"),
         ("vllm serve m --port many", ":8000", "http://127.0.0.1:8000"),
     ],
@@ -102,7 +103,11 @@ def test_the_last_of_two_flags_counts() -> None:
     ("variable", "value"),
     [
         ("RECURSANT_REDIS_URL", "http://x"),
+        ("RECURSANT_REDIS_URL", "redis://"),
+        # A password that is not quoted.
+        ("RECURSANT_REDIS_URL", "redis://:pass/word@redis:6379"),
         ("RECURSANT_API", "control:8001"),
+        ("RECURSANT_API", "http://control:many"),
         ("RECURSANT_WORKER_ID", "a b"),
         ("RECURSANT_WORKER_ID", "x" * 129),
         ("RECURSANT_WORKER_ADDRESS", "0.0.0.0:8000"),
@@ -221,6 +226,31 @@ async def test_sees_a_server_that_serves_and_its_adapters() -> None:
 async def test_adapters_that_cannot_be_read_are_unknown(answer: tuple[int, bytes]) -> None:
     look = await one_look({"/health": (200, b""), "/v1/models": answer})
     assert (look.serving, look.adapters) == (True, None)
+
+
+async def test_an_adapter_that_cannot_be_reported_is_left_out() -> None:
+    listed = b'{"data": [{"id": "base"}, {"id": "a,b", "parent": "base"}, {"id": "ad1", "parent": "base"}]}'
+    look = await one_look({"/health": (200, b""), "/v1/models": (200, listed)})
+    assert (look.models, look.adapters) == (("base",), ("ad1",))
+
+
+async def test_a_server_that_speaks_otherwise_serves_and_one_that_is_gone_does_not() -> None:
+    async def mumble(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ready\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(mumble, "127.0.0.1", 0) as server:
+        look = EngineLook(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        task = asyncio.create_task(look.run())
+        async with asyncio.timeout(20):
+            while not look.serving:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        while look.serving:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    assert look.dead == 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_dead_engine_does_not_serve() -> None:

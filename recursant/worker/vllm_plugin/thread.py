@@ -67,6 +67,7 @@ class ReporterThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopped = threading.Event()
+        self._failed = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="recursant-reporter", daemon=True)
 
@@ -102,8 +103,9 @@ class ReporterThread:
                 return
             except Exception:  # noqa: BLE001 - whatever it was, the next beat is worth another try
                 # While the interpreter ends much of what we use is gone already.
-                if not self._stopped.is_set():
-                    self._log.exception("reporting to the control plane failed; again in %g s", RESTART_S)
+                if not self._stopped.is_set() and not self._failed:
+                    self._log.exception("reporting to the control plane failed; trying on every %g s", RESTART_S)
+                self._failed = True
             finally:
                 self._loop = self._task = None
             self._stopped.wait(RESTART_S)
