@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from recursant.config.model import StaticWorker
 from recursant.fleet.families import FamilyResolver
+from recursant.store.codec import is_usable_name
 from recursant.v1.worker_state_pb2 import WorkerState
 
 
@@ -64,7 +65,9 @@ def fill_models(state: WorkerState, listed: list[ListedModel], worker: StaticWor
     only = meant.pop() if len(meant) == 1 else None
     for model in listed:
         if model.adapter:
-            state.lora_adapters.append(model.name)
+            # Whoever loads adapters names them; one that cannot be reported must not keep the worker from it.
+            if is_usable_name(model.name):
+                state.lora_adapters.append(model.name)
             continue
         family = declared.get(model.name) or families.family_of(model.name) or only or ""
         loaded = state.models.add(name=model.name, family=family)

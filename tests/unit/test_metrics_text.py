@@ -320,7 +320,9 @@ def test_families_of_discovered_models(declared: list[Any], listed: str, family:
 def test_adapters_are_no_models() -> None:
     worker = StaticWorker(host="node")
     state = WorkerState()
-    fill_models(state, [ListedModel("base"), ListedModel("sql", adapter=True)], worker, FamilyResolver((), ()))
+    # A name with a comma cannot be reported, and keeps nothing else from it.
+    listed = [ListedModel("base"), ListedModel("sql", adapter=True), ListedModel("a,b", adapter=True)]
+    fill_models(state, listed, worker, FamilyResolver((), ()))
     assert [model.name for model in state.models] == ["base"]
     assert list(state.lora_adapters) == ["sql"]
     assert not state.models[0].HasField("max_model_len")
