@@ -434,7 +434,8 @@ VALUES = st.builds(
     by=st.sampled_from(["x", "y"]),
     until_s=st.sampled_from([20.0, 30.0]),
     released=st.booleans(),
-    reason=st.sampled_from([Reason.OOM, Reason.MANUAL]),
+    reason=st.sampled_from([Reason.OOM, Reason.MANUAL, Reason.DRAIN]),
+    incarnation=st.sampled_from(["a", "b", ""]),
 )
 
 
