@@ -221,6 +221,7 @@ def test_an_order_that_is_refused(api: Api, capsys: pytest.CaptureFixture[str]) 
     [
         ("isolated", "isolated", "isolated (cuda: 3 CUDA errors in a row, 599 s left)"),
         ("trial", "ready", "ready (on trial after cuda)"),
+        ("draining", "draining", "draining (3 CUDA errors in a row)"),
         ("spared", "ready", "ready (ALARM, too many are isolated: cuda: 3 CUDA errors in a row)"),
     ],
 )
