@@ -165,6 +165,13 @@ def test_several_engines_take_more_at_once() -> None:
     assert declared.kv_blocks_total == 1_000
 
 
+def test_devices_that_other_servers_use_too_are_not_taken_for_its_own() -> None:
+    config = vllm_config(tensor=2)
+    config.parallel_config.data_parallel_size = 4
+    assert read_declared(config, engines=4).devices == 8
+    assert read_declared(config, engines=1).devices is None
+
+
 @pytest.mark.parametrize("config", [None, SimpleNamespace(), vllm_config(model=SimpleNamespace()), object()])
 def test_what_is_not_found_is_absent(config: Any) -> None:
     declared = read_declared(config)

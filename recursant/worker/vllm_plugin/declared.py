@@ -28,7 +28,7 @@ class Declared:
         capacity_tokens: tokens that the KV cache holds.
         priority_scheduling: it orders requests by their priority.
         prefix_caching: whether it is on.
-        devices: GPUs of the server.
+        devices: GPUs of the server, the first of those that it sees; None where other servers use some of those.
     """
 
     models: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Declared:
     capacity_tokens: int | None = None
     priority_scheduling: bool | None = None
     prefix_caching: bool | None = None
-    devices: int = 1
+    devices: int | None = None
 
 
 def read_declared(config: Any, engines: int = 1) -> Declared:
@@ -75,7 +75,8 @@ def read_declared(config: Any, engines: int = 1) -> Declared:
         capacity_tokens=capacity,
         priority_scheduling=None if policy is None else str(policy).rpartition(".")[2].lower() == "priority",
         prefix_caching=caching if isinstance(caching, bool) else None,
-        devices=ranks * engines,
+        # With data parallelism over several servers this one's are somewhere in between.
+        devices=ranks * engines if (_whole(config, "parallel_config.data_parallel_size") or 1) <= engines else None,
     )
 
 

@@ -86,6 +86,12 @@ class RecursantStatLogger(loggers.AggregateStatLoggerBase):  # type: ignore[misc
             # Each of them sees its own requests only, and the engines' figures now and then.
             _log.warning("several API servers share the engines: report with `recursant worker sidecar` instead")
             return None
+        devices = read_declared(config, engines).devices
+        if names.GPUS in os.environ:
+            # What an operator names is all of it, and nothing else.
+            read_gpu = gpu_reader(settings.gpus)
+        else:
+            read_gpu = gpu_reader(settings.gpus if devices is not None else None, devices)
         reporter = ReporterThread(
             settings,
             config,
@@ -93,7 +99,7 @@ class RecursantStatLogger(loggers.AggregateStatLoggerBase):  # type: ignore[misc
             self._tally,
             engine=f"vllm {vllm.__version__}",
             log=_log,
-            read_gpu=gpu_reader(settings.gpus, read_declared(config, engines).devices),
+            read_gpu=read_gpu,
         )
         reporter.start()
         return reporter
