@@ -20,12 +20,14 @@ class GatewayRules(_message.Message):
         candidates: int
         def __init__(self, default_fallback: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., weights: _Optional[_Union[GatewayRules.Weights, _Mapping]] = ..., candidates: _Optional[int] = ...) -> None: ...
     class Weights(_message.Message):
-        __slots__ = ("token_rate", "queue")
+        __slots__ = ("token_rate", "queue", "profile")
         TOKEN_RATE_FIELD_NUMBER: _ClassVar[int]
         QUEUE_FIELD_NUMBER: _ClassVar[int]
+        PROFILE_FIELD_NUMBER: _ClassVar[int]
         token_rate: float
         queue: float
-        def __init__(self, token_rate: _Optional[float] = ..., queue: _Optional[float] = ...) -> None: ...
+        profile: str
+        def __init__(self, token_rate: _Optional[float] = ..., queue: _Optional[float] = ..., profile: _Optional[str] = ...) -> None: ...
     class Limits(_message.Message):
         __slots__ = ("agent_meta_bytes", "session_id_bytes", "request_id_bytes", "held_requests")
         AGENT_META_BYTES_FIELD_NUMBER: _ClassVar[int]

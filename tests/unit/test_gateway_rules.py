@@ -1,6 +1,7 @@
 """The rules on their way: configuration, message, replica."""
 
 import math
+from typing import Any
 
 import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryResponse, Resource
@@ -18,6 +19,7 @@ from recursant.config.rules_codec import (
     RulesError,
     decode_rules,
     encode_rules,
+    rules_to_dict,
     rules_version,
 )
 from recursant.v1.gateway_rules_pb2 import GatewayRules as GatewayRulesMessage
@@ -34,7 +36,12 @@ RULES = st.builds(
         Routing,
         default_fallback=st.sampled_from(["round_robin", "reject"]),
         timeout_ms=st.integers(1, 86_400_000),
-        weights=st.builds(ScoreWeights, token_rate=st.floats(0.1, 1e6), queue=st.floats(0, 1e6)),
+        weights=st.builds(
+            ScoreWeights,
+            profile=st.sampled_from(["classic", "adaptive"]),
+            token_rate=st.floats(0.1, 1e6),
+            queue=st.floats(0, 1e6),
+        ),
         candidates=st.integers(1, 8),
     ),
     limits=st.builds(
@@ -77,6 +84,17 @@ def test_rules_come_from_a_configuration_and_go_onto_another(rules: GatewayRules
     # What they do not speak of stays.
     assert rules.onto(running).limits.body_bytes == 2_048
     assert rules.onto(running).gateway is running.gateway
+
+
+def test_the_message_has_every_key_of_the_configuration() -> None:
+    # A key that it lacked would keep every snapshot from being built.
+    def compare(data: dict[str, Any], descriptor: Any, path: str) -> None:
+        assert set(data) == set(descriptor.fields_by_name), path
+        for name, value in data.items():
+            if isinstance(value, dict):
+                compare(value, descriptor.fields_by_name[name].message_type, f"{path}.{name}")
+
+    compare(rules_to_dict(GatewayRules()), GatewayRulesMessage.DESCRIPTOR, "rules")
 
 
 def test_what_a_sender_does_not_know_is_the_readers_default() -> None:
