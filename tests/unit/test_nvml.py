@@ -12,6 +12,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from vllm_kit import vllm_config, vllm_installed
 
 from recursant.v1.worker_state_pb2 import WorkerState
 from recursant.worker.gpu import DeviceFacts, GpuFacts
@@ -297,6 +298,53 @@ def test_a_driver_that_fails_is_asked_again(
     standin.standin_fail_init(0)
     until(sampler.read)
     sampler.stop()
+
+
+@pytest.mark.parametrize(
+    ("environment", "config", "gib"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "1"}, vllm_config(), 94),
+        ({}, vllm_config(tensor=2), 80 + 94),
+        # An operator knows better than vLLM's configuration.
+        ({"RECURSANT_GPUS": f"{H100},{A100}"}, vllm_config(), 80 + 94),
+        ({"RECURSANT_GPUS": "none"}, vllm_config(), 0),
+    ],
+)
+def test_the_plugin_reports_the_gpus_of_its_engine(
+    standin: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    config: Any,
+    gib: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    add(standin)
+    add(standin, H100, "00000000:5E:00.0", gib=94)
+    samplers: list[GpuSampler] = []
+
+    def start(sampler: GpuSampler) -> None:
+        samplers.append(sampler)
+        sampler._thread.start()
+
+    monkeypatch.setattr(GpuSampler, "start", start)
+    for name in ("CUDA_VISIBLE_DEVICES", "RECURSANT_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    # Nobody is there: what matters is what would be reported.
+    for name, value in ({"RECURSANT_REDIS_URL": "redis://127.0.0.1:1/0"} | environment).items():
+        monkeypatch.setenv(name, value)
+    with vllm_installed():
+        from recursant.worker.vllm_plugin.plugin import RecursantStatLogger
+
+        logger = RecursantStatLogger(config, [0])
+    assert logger.reporter is not None
+    request.addfinalizer(logger.reporter.stop)
+    (sampler,) = samplers
+    request.addfinalizer(sampler.stop)
+    if gib:
+        until(sampler.read)
+    else:
+        sampler._thread.join(PATIENCE_S)
+    assert logger.reporter.state().total_vram_mb == gib * 1_024
 
 
 # --- over what is really here ---
