@@ -37,7 +37,8 @@ def room_tokens(state: WorkerState, water_mark: float) -> float:
     total = kv_tokens(state)
     if total == 0 or not state.HasField("kv_cache_usage"):
         return math.nan
-    return (water_mark - state.kv_cache_usage) * total
+    # What waits in the engine holds nothing yet, and will.
+    return (water_mark - state.kv_cache_usage) * total - state.waiting_tokens
 
 
 def held_tokens(state: WorkerState) -> float:

@@ -84,6 +84,11 @@ def test_the_water_mark_is_85_percent() -> None:
     assert math.isnan(room_tokens(WorkerState(kv_cache_usage=0.1), WATER_MARK))
 
 
+def test_prompts_that_wait_in_the_engine_will_need_memory() -> None:
+    state = WorkerState(kv_blocks_total=100, kv_block_tokens=16, kv_cache_usage=0.5, waiting_tokens=200)
+    assert room_tokens(state, WATER_MARK) == pytest.approx(0.35 * 1_600 - 200)
+
+
 # --- verdicts ---
 
 IN_TIME = {"left_s": 10.0, "what": "the family 'qwen'", "degraded": False}
