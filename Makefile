@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help install up test test-unit test-e2e test-vllm lint format protos bench bench-peers soak clean
+.PHONY: help install up test test-unit test-e2e test-vllm lint format protos bench bench-peers bench-fleet soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -53,6 +53,9 @@ bench: $(STAMP) ## Measure decision, transport and gateway (ARGS=--quick for a s
 
 bench-peers: $(STAMP) ## Measure the gateway beside others, each installed into bench/out/peers
 	$(BIN)/python -m bench.peers $(ARGS)
+
+bench-fleet: $(STAMP) ## Compare policies of routing on the same traces, in virtual time (ARGS='--quick', '--traces DIR')
+	$(BIN)/python -m bench.fleet_sim $(ARGS)
 
 soak: $(STAMP) ## 30 minutes of mixed load, churn and hang-ups (ARGS='--minutes 5')
 	$(BIN)/python -m bench.soak $(ARGS)

@@ -1,0 +1,1 @@
+"""`make bench-fleet`: policies of routing on the same traces, in virtual time."""
