@@ -49,10 +49,14 @@ def test_every_process_is_there_to_be_seen(shared: Stack) -> None:
     assert [name for name in stack.endpoints.metrics if name.startswith("extproc")] == list(PROCESSES)
     up = stack.metrics()
     assert [up.value("recursant_scrape_up", service="extproc", process=each) for each in "12"] == [1, 1]
-    status = recursant("status", "--run-dir", str(stack.run_dir))
     pids = [stack.pids[name] for name in PROCESSES]
-    assert all(any(line.split()[0].endswith(f"-{pid}") for line in status.out.splitlines()) for pid in pids)
-    assert status.out.count("NACK") == 0
+
+    def both_follow() -> bool:
+        lines = recursant("status", "--run-dir", str(stack.run_dir)).out.splitlines()
+        return all(any(f"-{pid} " in line and "SYNCED" in line for line in lines) for pid in pids)
+
+    # A process that found no xDS server at its start comes to it within seconds.
+    stack.wait_until(both_follow, what="both processes follow the policies")
     assert recursant("doctor", "--run-dir", str(stack.run_dir)).exit_code == 0
 
 
