@@ -22,6 +22,8 @@ probes: {enabled: false}
 """
 NAME = "Qwen/Qwen2.5-7B-Instruct"
 MODEL = ["--worker-models", NAME]
+# What only the vLLM beside a sidecar serves: who asks for it is served there, or nowhere.
+ITS_OWN = "org/Qwen-beside"
 
 
 def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
@@ -37,14 +39,19 @@ def served(stack: Stack, times: int = 6) -> set[str]:
     return {stack.chat(f"request {n}").headers["x-recursant-worker"] for n in range(times)}
 
 
+def is_used(stack: Stack) -> bool:
+    """Does the gateway send requests to the vLLM beside the sidecar?"""
+    answer = stack.chat(model=ITS_OWN)
+    return answer.status_code == 200 and answer.headers["x-recursant-worker"] == "gpu-7"
+
+
 class LongStream:
     """A stream of some seconds that runs in a thread until its end."""
 
-    def __init__(self, stack: Stack, tokens: int = 300) -> None:
+    def __init__(self, stack: Stack, tokens: int = 300, model: str = "auto") -> None:
         self.worker = ""
         self.lines: list[str] = []
-        self._stack = stack
-        self._tokens = tokens
+        self._body = stack.chat_body("a long one", model=model, stream=True, max_tokens=tokens, ignore_eos=True)
         self._begun = threading.Event()
         self._client = stack.new_client()
         self._thread = threading.Thread(target=self._run)
@@ -52,9 +59,8 @@ class LongStream:
         assert self._begun.wait(20)
 
     def _run(self) -> None:
-        body = self._stack.chat_body("a long one", stream=True, max_tokens=self._tokens, ignore_eos=True)
         with self._client.stream(
-            "POST", "/v1/chat/completions", json=body, headers={"x-agent-id": "chat-web"}
+            "POST", "/v1/chat/completions", json=self._body, headers={"x-agent-id": "chat-web"}
         ) as answer:
             self.worker = answer.headers["x-recursant-worker"]
             for line in answer.iter_lines():
@@ -140,7 +146,7 @@ class Beside:
     def __init__(self, stack: Stack, *options: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.engine: Program = stack.start_program("sim", "--port", str(self.port), "--model", NAME)
+        self.engine: Program = stack.start_program("sim", "--port", str(self.port), "--model", f"{NAME},{ITS_OWN}")
         self.sidecar: Program = stack.start_program(
             *("worker", "sidecar", "--url", self.url, "--run-dir", str(stack.run_dir), "--worker-id", "gpu-7"), *options
         )
@@ -150,17 +156,16 @@ def test_a_sidecar_brings_a_vllm_into_the_fleet(make_stack: MakeStack) -> None:
     stack = make_stack(workers=1, config=CONFIG, args=MODEL)
     beside = Beside(stack, "--capacity", "64000", "--max-num-seqs", "8", "--drain-timeout", "60")
     until(lambda: status(stack, "gpu-7") == "ready")
-    until(lambda: "gpu-7" in served(stack, 2))
+    until(lambda: is_used(stack))
     detail = httpx.get(f"{stack.endpoints.api}/v1/workers/gpu-7", trust_env=False).json()
     assert detail["endpoint"] == f"127.0.0.1:{beside.port}"
-    assert [model["name"] for model in detail["models"]] == [NAME]
+    assert [model["name"] for model in detail["models"]] == [NAME, ITS_OWN]
     assert (detail["report"]["capacity_tokens"], detail["report"]["max_num_seqs"]) == (64_000, 8)
     # Without a GPU nothing is said of one.
     assert "gpu_temperature_c" not in detail["report"]
     # The load is what the engine has.
-    stream = LongStream(stack)
-    if stream.worker == "gpu-7":
-        until(lambda: any(w["id"] == "gpu-7" and w["load"]["running_requests"] == 1 for w in stack.workers()))
+    stream = LongStream(stack, model=ITS_OWN)
+    until(lambda: any(w["id"] == "gpu-7" and w["load"]["running_requests"] == 1 for w in stack.workers()))
     assert stream.end()
     # Asleep it gets nothing; awake it does.
     httpx.post(f"{beside.url}/sleep", trust_env=False).raise_for_status()
@@ -168,7 +173,7 @@ def test_a_sidecar_brings_a_vllm_into_the_fleet(make_stack: MakeStack) -> None:
     until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="warming") == 1)
     assert "gpu-7" not in served(stack)
     httpx.post(f"{beside.url}/wake_up", trust_env=False).raise_for_status()
-    until(lambda: "gpu-7" in served(stack, 2))
+    until(lambda: is_used(stack))
     # Its engine ends hard: nothing goes there any more, and no request fails.
     beside.engine.send(signal.SIGKILL)
     until(lambda: status(stack, "gpu-7") == "warming")
@@ -183,8 +188,7 @@ def test_a_sidecar_sees_errors_inside_streams_and_a_dead_engine(make_stack: Make
     httpx.post(faults, json={"kind": "error_in_stream", "after_tokens": 2}, trust_env=False).raise_for_status()
 
     def broken() -> bool:
-        with stack.stream("a stream") as answer:
-            assert answer.status_code == 200
+        with stack.stream("a stream", model=ITS_OWN) as answer:
             list(answer.iter_lines())
         return status(stack, "gpu-7") == "isolated"
 
@@ -200,8 +204,8 @@ def test_a_sidecar_that_is_stopped_stops_the_routing_first(make_stack: MakeStack
     stack = make_stack(workers=1, config=CONFIG, args=MODEL)
     beside = Beside(stack, "--drain-timeout", "60")
     until(lambda: status(stack, "gpu-7") == "ready")
-    busy = [LongStream(stack) for _ in range(4)]
-    assert "gpu-7" in {stream.worker for stream in busy}
+    busy = [LongStream(stack), LongStream(stack, model=ITS_OWN)]
+    assert busy[1].worker == "gpu-7"
     beside.sidecar.send(signal.SIGTERM)
     until(lambda: status(stack, "gpu-7") == "draining")
     until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="draining") == 1)
@@ -216,7 +220,7 @@ def test_a_sidecar_that_is_stopped_stops_the_routing_first(make_stack: MakeStack
 def test_a_vllm_that_is_stopped_after_its_sidecar_loses_nothing(make_stack: MakeStack) -> None:
     stack = make_stack(workers=1, config=CONFIG, args=MODEL)
     beside = Beside(stack)
-    until(lambda: "gpu-7" in served(stack, 2))
+    until(lambda: is_used(stack))
     answers: list[int] = []
     stop = threading.Event()
 
