@@ -51,10 +51,10 @@ class CountsFile:
         path: the same for all; made by the first of them. On a file system of this machine.
         process: which of them this is, from 1.
         processes: how many there may be.
-        columns: workers that it can count at one time, in all processes together.
+        columns: workers that it can count at one time, in all processes together; who makes the file decides.
 
     Raises:
-        CountsFileError: the file is of another shape, cannot be opened, or this process runs already.
+        CountsFileError: the file is of another number of processes, cannot be opened, or this process runs already.
     """
 
     def __init__(self, path: Path, *, process: int, processes: int, columns: int) -> None:
@@ -69,7 +69,7 @@ class CountsFile:
             raise CountsFileError(f"cannot use {path} for shared counts: {error.strerror}") from error
         try:
             with self._columns_lock():
-                self._map = self._mapped(columns)
+                self._map, columns = self._mapped(columns)
             self._claim_row()
         except BaseException:
             os.close(self._fd)
@@ -141,22 +141,26 @@ class CountsFile:
 
     # --- inside ---
 
-    def _mapped(self, columns: int) -> mmap.mmap:
-        """The file in memory, laid out by whoever comes first."""
-        shape = _HEADER.pack(_MAGIC, self._processes, columns)
-        per_process = columns * (np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize + 1) + 8
-        size = _HEADER_BYTES + columns * 8 + self._processes * per_process
+    def _mapped(self, columns: int) -> tuple[mmap.mmap, int]:
+        """The file in memory, laid out by whoever comes first, and its columns.
+
+        A process that starts again after an edit of the configuration must fit to those that run.
+        """
         try:
             found = os.pread(self._fd, _HEADER.size, 0)
             if not any(found):
                 # Not a hole in it: a full disk would otherwise be found out by a signal, in the middle of a request.
-                os.posix_fallocate(self._fd, 0, size)
-                os.pwrite(self._fd, shape, 0)
-            elif found != shape:
+                os.posix_fallocate(self._fd, 0, _size(self._processes, columns))
+                found = _HEADER.pack(_MAGIC, self._processes, columns)
+                os.pwrite(self._fd, found, 0)
+            _, _, columns = _HEADER.unpack(found.ljust(_HEADER.size, b"\0"))
+            size = _size(self._processes, columns)
+            shape = _HEADER.pack(_MAGIC, self._processes, columns)
+            if found != shape or os.fstat(self._fd).st_size != size:
                 raise CountsFileError(
-                    f"{self.path} is of another number of processes or workers: remove it while none of them runs"
+                    f"{self.path} is no file for {self._processes} processes: remove it while none of them runs"
                 )
-            return mmap.mmap(self._fd, size)
+            return mmap.mmap(self._fd, size), columns
         except OSError as error:
             raise CountsFileError(f"cannot use {self.path} for shared counts: {error.strerror}") from error
 
@@ -192,3 +196,9 @@ class CountsFile:
             yield
         finally:
             self._lock(_COLUMNS_LOCK, fcntl.F_UNLCK)
+
+
+def _size(processes: int, columns: int) -> int:
+    """Bytes of the file: as `CountsFile` lays it out."""
+    per_column = np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize + 1
+    return _HEADER_BYTES + columns * 8 + processes * (columns * per_column + 8)

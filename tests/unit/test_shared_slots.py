@@ -151,15 +151,30 @@ def test_a_full_file_refuses_a_worker(tmp_path: Path) -> None:
     assert slots.claim("w3") == first
 
 
-def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [b"something else", b"RCNTCNT1" + bytes(56)])
+def test_a_file_for_others_is_refused(tmp_path: Path, text: bytes) -> None:
     part(tmp_path, 1).close()
-    for processes, columns in ((2, 8), (3, 9)):
-        with pytest.raises(CountsFileError, match="another number of processes or workers"):
-            part(tmp_path, 1, processes=processes, columns=columns)
+    with pytest.raises(CountsFileError, match="no file for 2 processes: remove it"):
+        part(tmp_path, 1, processes=2)
+    (tmp_path / "inflight").write_bytes(text)
+    with pytest.raises(CountsFileError, match="no file for 3 processes"):
+        part(tmp_path, 1)
+
+
+def test_a_process_that_allows_for_more_workers_fits_to_those_that_run(tmp_path: Path) -> None:
+    one, two = SharedSlots(part(tmp_path, 1, columns=3)), SharedSlots(part(tmp_path, 2, columns=99))
+    assert one.claim("w1") == two.claim("w1")
+    two.claim("w2")
+    two.claim("w3")
+    with pytest.raises(ColumnsFullError, match="all 3 columns"):
+        two.claim("w4")
 
 
 def test_a_file_whose_maker_was_killed_is_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "inflight").write_bytes(bytes(1_000))
+    # Killed between the two: the file has its size, and no header yet.
+    part(tmp_path, 1).close()
+    size = (tmp_path / "inflight").stat().st_size
+    (tmp_path / "inflight").write_bytes(bytes(size))
     assert SharedSlots(part(tmp_path, 1)).claim("w1") == 0
 
 
