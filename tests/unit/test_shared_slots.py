@@ -1,6 +1,7 @@
 """Counts that several processes share: with real files and real processes, one of them killed."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,28 @@ slots = SharedSlots(file)
 slots.add(slots.claim("other"), 2)
 slots.add(slots.claim("w1"), 3, 500)
 print("counted", flush=True)
+sys.stdin.read()
+"""
+
+# A process that lets workers come and go, then has all of them, says where, and stays.
+CHURN = """
+import json, random, sys
+from pathlib import Path
+from recursant.fleet.counts_file import CountsFile
+from recursant.fleet.shared_slots import SharedSlots
+process = int(sys.argv[2])
+slots = SharedSlots(CountsFile(Path(sys.argv[1]), process=process, processes=3, columns=48))
+rng, known = random.Random(process), set()
+for _ in range(2_000):
+    worker = f"w{rng.randrange(40)}"
+    if worker in known:
+        known.remove(worker)
+        slots.leave(worker)
+    else:
+        known.add(worker)
+        slots.add(slots.claim(worker), 1)
+        slots.add(slots.claim(worker), -1)
+print(json.dumps({f"w{n}": slots.claim(f"w{n}") for n in range(40)}), flush=True)
 sys.stdin.read()
 """
 
@@ -218,3 +241,23 @@ def test_a_table_sees_the_load_and_the_memory_that_others_take(tmp_path: Path) -
         assert facts[Fact.IN_FLIGHT_AT_BEAT].tolist() == [4]
         assert facts[Fact.KV_ROOM_TOKENS].tolist() == before[Fact.KV_ROOM_TOKENS].tolist()
         assert table.in_flight() == {"w1": 1}
+
+
+def test_processes_agree_on_columns_however_workers_come_and_go(tmp_path: Path) -> None:
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHURN, str(tmp_path / "inflight"), str(process)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for process in (1, 2, 3)
+    ]
+    try:
+        found = [json.loads(child.stdout.readline()) for child in children if child.stdout is not None]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0].values())) == 40
