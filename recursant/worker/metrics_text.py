@@ -28,6 +28,8 @@ _FINISHED: Final = "vllm:request_success_total"
 # Of each request at its end, cached prompt tokens included.
 _PROMPT_SUM: Final = "vllm:request_prompt_tokens_sum"
 _PROMPT_COUNT: Final = "vllm:request_prompt_tokens_count"
+# The second until vLLM 0.11; of one of them.
+_GAP: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 _PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 _PREFIX_QUERIES: Final = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 _PREFIX_HITS: Final = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
@@ -38,6 +40,7 @@ _WANTED: Final = frozenset(
     (
         *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, _SLEEP_STATE),
         *(_GENERATED, _QUEUE_SUM, _QUEUE_COUNT, _FINISHED, _PROMPT_SUM, _PROMPT_COUNT, _STARTED),
+        *(f"{name}{part}" for name in _GAP for part in ("_sum", "_count")),
         *(_PROMPT_TOKENS, *_PREFIX_QUERIES, *_PREFIX_HITS, _PREEMPTIONS, _REJECTED),
     )
 )
@@ -69,6 +72,8 @@ class EngineMetrics:
         started_at: when the server process started, by its clock, in seconds.
         kv_cache_tokens: tokens that the KV cache holds, where vLLM works that out itself.
         kv_bytes_per_token: of the KV cache.
+        gap_seconds: counter: time between two tokens of a request, in all.
+        gaps: counter: how many those were.
         prompt_tokens: counter: prompt tokens processed, cached ones included.
         prefix_queries: counter: prompt tokens looked up in the prefix cache.
         prefix_hits: counter: those that were found.
@@ -94,6 +99,8 @@ class EngineMetrics:
     started_at: float | None = None
     kv_cache_tokens: int | None = None
     kv_bytes_per_token: int | None = None
+    gap_seconds: float | None = None
+    gaps: float | None = None
     prompt_tokens: float | None = None
     prefix_queries: float | None = None
     prefix_hits: float | None = None
@@ -193,6 +200,8 @@ def parse_metrics(text: str) -> EngineMetrics:
         started_at=found[_STARTED][0][1] if found[_STARTED] else None,
         kv_cache_tokens=_sum_of(configs, "kv_cache_size_tokens"),
         kv_bytes_per_token=_bytes_per_token(config, max(1, len(configs))),
+        gap_seconds=_total(found[f"{_GAP[0]}_sum"] or found[f"{_GAP[1]}_sum"]),
+        gaps=_total(found[f"{_GAP[0]}_count"] or found[f"{_GAP[1]}_count"]),
         prompt_tokens=_total(found[_PROMPT_TOKENS]),
         # Some versions give both names: they are one counter.
         prefix_queries=_total(found[_PREFIX_QUERIES[0]] or found[_PREFIX_QUERIES[1]]),

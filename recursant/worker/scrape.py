@@ -24,7 +24,7 @@ from recursant.store.workers import StoreError, WorkerStore
 from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
 from recursant.worker.metrics_text import EngineMetrics, parse_metrics
 from recursant.worker.model_list import ListedModel, declared_models, fill_models, parse_model_list
-from recursant.worker.rates import CounterWindow
+from recursant.worker.rates import CounterWindow, PeakRate
 from recursant.worker.sidecar_view import Trouble
 
 # Scrapes at once. Those that failed last time have places of their own, so that hanging workers hold up none else.
@@ -137,6 +137,8 @@ class ScrapeTarget:
         self._tells_sleep: bool | None = None
         self._tokens = CounterWindow()
         self._queue = CounterWindow()
+        self._gaps = CounterWindow()
+        self._peak = PeakRate()
 
     async def scrape(self, client: httpx.AsyncClient) -> WorkerState | None:
         """Ask the worker; None when it does not answer as it should."""
@@ -199,6 +201,14 @@ class ScrapeTarget:
             self._tokens.add(now, metrics.generated_tokens)
             if (risen := self._tokens.risen()) is not None:
                 state.token_rate = risen[1] / risen[0]
+        gap_s: float | None = None
+        if metrics.gap_seconds is not None and metrics.gaps is not None:
+            self._gaps.add(now, metrics.gap_seconds, metrics.gaps)
+            if (risen := self._gaps.risen()) is not None and risen[2] > 0:
+                gap_s = risen[1] / risen[2]
+        peak = self._peak.add(now, state.token_rate, gap_s)
+        if peak is not None:
+            state.peak_token_rate = peak
         if metrics.queue_seconds is not None and metrics.queued_requests is not None:
             self._queue.add(now, metrics.queue_seconds, metrics.queued_requests)
             if (risen := self._queue.risen()) is not None and risen[2] > 0:

@@ -11,7 +11,7 @@ from recursant.fleet.families import FamilyResolver
 from recursant.v1.worker_state_pb2 import WorkerState
 from recursant.worker.metrics_text import EngineMetrics, parse_metrics
 from recursant.worker.model_list import ListedModel, declared_models, fill_models, parse_model_list
-from recursant.worker.rates import CounterWindow
+from recursant.worker.rates import PEAK_WINDOW_S, CounterWindow, PeakRate
 
 # One engine, as vLLM 0.32 writes it; the lines between are what a real answer is full of.
 CURRENT = """\
@@ -331,3 +331,30 @@ def test_adapters_are_no_models() -> None:
 def test_declared_models_stand_in() -> None:
     worker = StaticWorker.model_validate({"host": "node", "models": ["qwen", {"name": "tiny", "family": "phi"}]})
     assert declared_models(worker) == [ListedModel("qwen"), ListedModel("tiny")]
+
+
+def test_the_peak_is_the_best_of_the_last_minutes() -> None:
+    peak = PeakRate()
+    assert peak.add(1_000.0, None, None) is None
+    assert peak.add(1_000.0, 0.0, None) is None
+    # Thirty tokens a second altogether; each request a token every 20 ms.
+    assert peak.add(1_001.0, 30.0, 0.02) == 50.0
+    assert peak.add(1_002.0, 400.0, 0.1) == 400.0
+    # It is remembered for a while, and no longer.
+    assert peak.add(1_000.0 + PEAK_WINDOW_S / 2, 10.0, None) == 400.0
+    assert peak.add(1_002.0 + PEAK_WINDOW_S, 10.0, None) == 10.0
+    assert peak.add(1_002.0 + 3 * PEAK_WINDOW_S, None, None) is None
+
+
+@pytest.mark.parametrize("name", ["inter_token_latency_seconds", "time_per_output_token_seconds"])
+def test_reads_the_time_between_tokens_under_both_names(name: str) -> None:
+    text = (
+        CURRENT
+        + f"""\
+vllm:{name}_bucket{{engine="0",le="0.1",model_name="tiny"}} 7.0
+vllm:{name}_sum{{engine="0",model_name="tiny"}} 0.7
+vllm:{name}_count{{engine="0",model_name="tiny"}} 14.0
+"""
+    )
+    metrics = parse_metrics(text)
+    assert (metrics.gap_seconds, metrics.gaps) == (0.7, 14.0)

@@ -84,11 +84,14 @@ def test_earlier_versions_say_less() -> None:
     tally = Tally()
     tally.step(
         SimpleNamespace(num_running_reqs=2, num_waiting_reqs=1, gpu_cache_usage=0.75),
-        SimpleNamespace(num_generation_tokens=3, num_prompt_tokens=9, finished_requests=[]),
+        SimpleNamespace(
+            num_generation_tokens=3, num_prompt_tokens=9, finished_requests=[], time_per_output_tokens_iter=[0.1, 0.2]
+        ),
     )
     counts = tally.counts()
     assert (counts.running, counts.waiting, counts.kv_cache_usage) == (2, 1, 0.75)
     assert (counts.generated_tokens, counts.prompt_tokens) == (3, 9)
+    assert (counts.gap_seconds, counts.gaps) == (pytest.approx(0.3), 2)
     assert counts.prefix_queries is None
 
 
@@ -279,6 +282,29 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
         tally.step(None, iteration(finished(queued=0.2), generated=30 if second < 10 else 50))
     assert state.token_rate == pytest.approx(50)
     assert state.queue_wait_ms == pytest.approx(200)
+
+
+def test_a_worker_with_little_to_do_is_not_taken_for_a_slow_one() -> None:
+    tally = Tally()
+    builder = StateBuilder(SETTINGS, "vllm")
+    states = []
+    for second in range(11):
+        states.append(
+            builder.build(
+                address="10.0.0.1:8000",
+                counts=tally.counts(),
+                declared=Declared(),
+                standing=Standing(serving=True),
+                gpu=None,
+                now=float(second),
+            )
+        )
+        if second == 0:
+            # One short answer, a token every 20 ms, in ten seconds.
+            tally.step(None, iteration(generated=10, gaps=(0.02,) * 9))
+    assert states[-1].token_rate == pytest.approx(1.0)
+    assert states[-1].peak_token_rate == pytest.approx(50.0)
+    assert not states[0].HasField("peak_token_rate")
 
 
 def test_the_models_are_those_that_the_server_lists() -> None:

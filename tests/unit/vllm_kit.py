@@ -58,7 +58,13 @@ def scheduler(
     )
 
 
-def iteration(*requests: SimpleNamespace, generated: int = 0, prompt: int = 0, preempted: int = 0) -> SimpleNamespace:
+def iteration(
+    *requests: SimpleNamespace,
+    generated: int = 0,
+    prompt: int = 0,
+    preempted: int = 0,
+    gaps: tuple[float, ...] = (),
+) -> SimpleNamespace:
     """An IterationStats of vLLM 0.32."""
     return SimpleNamespace(
         num_generation_tokens=generated,
@@ -67,7 +73,7 @@ def iteration(*requests: SimpleNamespace, generated: int = 0, prompt: int = 0, p
         num_preempted_reqs=preempted,
         finished_requests=list(requests),
         time_to_first_tokens_iter=[],
-        inter_token_latencies_iter=[],
+        inter_token_latencies_iter=list(gaps),
     )
 
 

@@ -3,6 +3,7 @@
 vLLM calls these classes unstable, so every field is read as if it might be missing: what is not there is not counted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ class Counts:
         finished: counters of ended requests, by vLLM's reason.
         finished_prompt_tokens: counter: the tokens of their prompts.
         queue_seconds: counter: how long the ended requests had waited in the queue, in all.
+        gap_seconds: counter: time between two tokens of a request, in all.
+        gaps: counter: how many those were.
         rejected: counter: requests that a queue limit refused.
         asleep: it was put to sleep, and lets requests hang.
         adapters: LoRA adapters with a request in the engine.
@@ -45,6 +48,8 @@ class Counts:
     finished: dict[str, int]
     finished_prompt_tokens: int
     queue_seconds: float
+    gap_seconds: float
+    gaps: int
     rejected: int
     asleep: bool
     adapters: tuple[str, ...]
@@ -78,6 +83,8 @@ class Tally:
     _finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*FINISH_REASONS, OTHER), 0))
     _finished_prompt: int = 0
     _queue_seconds: float = 0.0
+    _gap_seconds: float = 0.0
+    _gaps: int = 0
     _rejected: int = 0
     _asleep: bool = False
 
@@ -114,6 +121,8 @@ class Tally:
             finished=dict(self._finished),
             finished_prompt_tokens=self._finished_prompt,
             queue_seconds=self._queue_seconds,
+            gap_seconds=self._gap_seconds,
+            gaps=self._gaps,
             rejected=self._rejected,
             asleep=self._asleep,
             adapters=tuple(adapters[:MAX_ADAPTERS]),
@@ -147,6 +156,11 @@ class Tally:
         self._generated += getattr(stats, "num_generation_tokens", 0)
         self._prompt += getattr(stats, "num_prompt_tokens", 0)
         self._preemptions += getattr(stats, "num_preempted_reqs", 0)
+        # The second until vLLM 0.11.
+        former = getattr(stats, "time_per_output_tokens_iter", ())
+        gaps: Sequence[float] = getattr(stats, "inter_token_latencies_iter", former)
+        self._gap_seconds += sum(gaps)
+        self._gaps += len(gaps)
         for request in getattr(stats, "finished_requests", ()):
             reason = str(getattr(request, "finish_reason", OTHER)).rpartition(".")[2].lower()
             self._finished[reason if reason in self._finished else OTHER] += 1

@@ -5,7 +5,7 @@ from typing import Final
 
 from recursant.v1.worker_state_pb2 import EngineCounters, LoadedModel, WorkerPhase, WorkerState
 from recursant.worker.gpu import GpuFacts
-from recursant.worker.rates import CounterWindow
+from recursant.worker.rates import CounterWindow, PeakRate
 from recursant.worker.settings import WorkerSettings
 from recursant.worker.vllm_plugin.counting import OTHER, Counts
 from recursant.worker.vllm_plugin.declared import Declared
@@ -43,6 +43,8 @@ class StateBuilder:
         self._engine = engine
         self._tokens = CounterWindow()
         self._queue = CounterWindow()
+        self._gaps = CounterWindow()
+        self._peak = PeakRate()
 
     def build(
         self,
@@ -128,6 +130,13 @@ class StateBuilder:
         self._tokens.add(now, counts.generated_tokens)
         if (risen := self._tokens.risen()) is not None:
             state.token_rate = risen[1] / risen[0]
+        gap_s: float | None = None
+        self._gaps.add(now, counts.gap_seconds, counts.gaps)
+        if (risen := self._gaps.risen()) is not None and risen[2] > 0:
+            gap_s = risen[1] / risen[2]
+        peak = self._peak.add(now, state.token_rate, gap_s)
+        if peak is not None:
+            state.peak_token_rate = peak
         self._queue.add(now, counts.queue_seconds, counts.finished_requests)
         if (risen := self._queue.risen()) is not None and risen[2] > 0:
             state.queue_wait_ms = risen[1] / risen[2] * 1_000
