@@ -19,6 +19,8 @@ from recursant.config.load import ConfigError, parse_config
 from recursant.config.model import Config
 from recursant.config.reload import Edit, Outcome, Reloader
 from recursant.config.watch import ConfigWatch
+from xds_server.resource import ROUTE
+from xds_server.resources.build import build
 
 PATIENCE_S = 20.0  # against hanging only
 
@@ -44,6 +46,7 @@ LIVE = {
     "routing.timeout_ms": START + "routing: {timeout_ms: 1000}\n",
     "routing.default_fallback": START + "routing: {default_fallback: reject}\n",
     "routing.weights.queue": START + "routing: {weights: {queue: 0.5}}\n",
+    "routing.weights.profile": START + "routing: {weights: {profile: adaptive}}\n",
     "routing.candidates": START + "routing: {candidates: 2}\n",
     "admission.kv_water_mark": START + "admission: {kv_water_mark: 0.5}\n",
     "admission.ageing_ms": START + "admission: {ageing_ms: 10}\n",
@@ -92,6 +95,16 @@ def test_what_needs_a_restart_is_named_and_not_applied(field: str) -> None:
     assert edit.running == MERGED == reloader.running
     # By name only: a value may be a secret.
     assert edit.lines("r.yaml") == [f"r.yaml: needs a restart: {field}"]
+
+
+@pytest.mark.parametrize("field", LIVE)
+def test_what_goes_live_touches_no_listener_no_filter_and_no_cluster(field: str) -> None:
+    # Another listener would drain the connections of the one before.
+    def fixed(config: Config) -> dict[tuple[str, str], bytes]:
+        found = build(config, ())
+        return {(each.type_url, each.name): each.body for each in found if each.type_url != ROUTE}
+
+    assert fixed(live_onto(MERGED, good(LIVE[field]))) == fixed(MERGED)
 
 
 def test_every_key_is_one_or_the_other() -> None:
