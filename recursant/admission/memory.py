@@ -7,7 +7,6 @@ since that beat is taken off by our own estimates, so that a burst is seen at on
 import math
 from typing import Final
 
-from recursant.admission.rules import WATER_MARK as WATER_MARK
 from recursant.v1.worker_state_pb2 import WorkerState
 
 # Fewer tokens of output than this are no answer: then the request is refused, whatever its policy says of shaping.

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recursant.sizing.estimate import MOST_LOAD, UTILISATION_BOUND, WATER_MARK
+from recursant.admission.rules import WATER_MARK
+from recursant.sizing.estimate import MOST_LOAD, UTILISATION_BOUND
 from recursant.sizing.load import LENGTH_VARIATION, Group
 from recursant.sizing.search import Choice, best
 from recursant.sizing.settings import STEP_SHARE

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
+from recursant.admission.rules import WATER_MARK
 from recursant.sim.engine_profile import EngineProfile
 from recursant.sim.workloads.arrival import Arrival
 from recursant.sim.workloads.mooncake import BLOCK_TOKENS
@@ -18,8 +19,6 @@ from recursant.sim.workloads.mooncake import BLOCK_TOKENS
 UTILISATION_BOUND: Final = 0.7
 # No plan loads workers more than this, whatever a simulated minute says: queues that grow slowly do not show in it.
 MOST_LOAD: Final = 0.85
-# SPEC E2: the share of the KV cache that requests may take.
-WATER_MARK: Final = 0.85
 _ROUNDS: Final = 200
 
 

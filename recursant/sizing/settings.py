@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
+from recursant.admission.rules import WATER_MARK
 from recursant.sim.engine_profile import EngineProfile, with_overrides
 from recursant.sim.workloads.arrival import Arrival
-from recursant.sizing.estimate import WATER_MARK, Mix
+from recursant.sizing.estimate import Mix
 
 # max_model_len is a multiple of this, so that a slightly longer request is not refused at once.
 CONTEXT_STEP: Final = 1_024

@@ -19,6 +19,7 @@ from extproc.holding import REPORTS_TOGETHER_S
 from extproc.witness import Witness
 from recursant import names
 from recursant.admission.queue import HoldQueue
+from recursant.admission.rules import Admission
 from recursant.config.model import Config
 from recursant.fleet.directory import TICK_S
 from recursant.fleet.registry import Gone, Registry, Update
@@ -44,8 +45,8 @@ _ERROR_BODIES: Final = {
 class BlindTable(FleetTable):
     """A table that hides facts: what the policy is worth without them."""
 
-    def __init__(self, hidden: Mapping[Fact, float]) -> None:
-        super().__init__()
+    def __init__(self, hidden: Mapping[Fact, float], admission: Admission) -> None:
+        super().__init__(admission=admission)
         self._hidden = hidden
 
     def facts(self, rows: Rows) -> Facts:
@@ -104,7 +105,8 @@ class RecursantRouter:
             clock=clock,
             wall_ms=lambda: round(clock() * 1_000),
         )
-        self._table = BlindTable(hidden) if hidden else FleetTable()
+        admission = config.admission
+        self._table = BlindTable(hidden, admission) if hidden else FleetTable(admission=admission)
         self._gateway = Gateway(
             config=config,
             table=self._table,
@@ -113,7 +115,8 @@ class RecursantRouter:
             rng=random.Random(surroundings.seed),
             evidence=self._ward.witness,
         )
-        self._desk = Desk(self._gateway, HoldQueue[Ticket](config.limits.held_requests), self._wake)
+        queue = HoldQueue[Ticket](config.limits.held_requests, admission.ageing_s)
+        self._desk = Desk(self._gateway, queue, self._wake)
         self._index_of = {worker.worker_id: worker.index for worker in surroundings.workers}
         self._worker_ids = [worker.worker_id for worker in surroundings.workers]
         self._endpoint_of = [worker.address for worker in surroundings.workers]
