@@ -1,11 +1,14 @@
 """`recursant worker`: what runs beside a vLLM."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from recursant.cli.options import LogFormat, LogFormatOption, LogLevel, LogLevelOption, RunDirOption, split_commas
+
+if TYPE_CHECKING:
+    import asyncio
 
 app = typer.Typer(no_args_is_help=True, help="What runs beside a vLLM worker.")
 
@@ -184,8 +187,8 @@ def sidecar(
     from recursant.cli.runner import run_service
     from recursant.supervise.endpoints import EndpointsError, read_endpoints
     from recursant.worker import settings as names
-    from recursant.worker.nvml import gpu_reader
-    from recursant.worker.sidecar import SidecarOptions, address_of, serve
+    from recursant.worker.nvml import GpuSampler
+    from recursant.worker.sidecar import Sidecar, SidecarOptions, address_of
 
     try:
         if run_dir is not None and redis_url is None and api is None:
@@ -210,6 +213,7 @@ def sidecar(
             api_key=api_key,
         )
         names.check_urls(settings.redis_url, settings.api_url)
+        gpu = GpuSampler(gpus)
         options = SidecarOptions(
             settings=settings,
             models=split_commas(model),
@@ -217,10 +221,22 @@ def sidecar(
             priority_scheduling=priority_scheduling,
             scrape_ms=scrape_interval_ms,
             drain_s=drain_timeout,
-            read_gpu=gpu_reader(gpus),
+            read_gpu=gpu.read,
         )
     except (EndpointsError, OSError) as error:
         raise CommandError(str(error)) from error
     except ValueError as error:
         raise CommandError(str(error), USAGE) from error
-    run_service(lambda stop: serve(options, stop), level=log_level, log_format=log_format)
+
+    async def service(stop: "asyncio.Event") -> None:
+        try:
+            beside = Sidecar(options)
+        except ValueError as error:
+            raise CommandError(str(error), USAGE) from error
+        gpu.start()
+        try:
+            await beside.run(stop)
+        finally:
+            gpu.stop()
+
+    run_service(service, level=log_level, log_format=log_format)

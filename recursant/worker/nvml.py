@@ -236,10 +236,3 @@ class GpuSampler:
 
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def gpu_reader(wanted: str | None, expected: int | None = None) -> Callable[[], GpuFacts | None]:
-    """Start to read a worker's GPUs; what tells the newest reading."""
-    sampler = GpuSampler(wanted, expected)
-    sampler.start()
-    return sampler.read

@@ -63,7 +63,7 @@ class Sidecar:
         """Take its options; connect to nothing yet.
 
         Raises:
-            ValueError: the URL of the engine is none.
+            ValueError: the URL of the engine, or of where to report, is none.
         """
         self._options = options
         settings = options.settings
@@ -77,6 +77,12 @@ class Sidecar:
             models_refresh_s=MODELS_REFRESH_S,
         )
         self._address = settings.address
+        self._reporter = Reporter(
+            self.state,
+            redis_url=settings.redis_url or None,
+            api_url=settings.api_url or None,
+            interval_ms=settings.interval_ms,
+        )
         bare = static_state(self._worker)
         bare.phase = WorkerPhase.WORKER_PHASE_WARMING
         bare.engine = "vllm"
@@ -138,14 +144,8 @@ class Sidecar:
     async def _report(self, settings: WorkerSettings) -> None:
         if settings.redis_url:
             self._address = await complete_address(settings.address, settings.redis_url, _log)
-        reporter = Reporter(
-            self.state,
-            redis_url=settings.redis_url or None,
-            api_url=settings.api_url or None,
-            interval_ms=settings.interval_ms,
-        )
         _log.info("reporting %s as worker %s at %s", settings.engine_url, settings.worker_id, self._address)
-        await reporter.run()
+        await self._reporter.run()
 
     async def _drain(self) -> None:
         self.view.drain(time.monotonic())
@@ -159,15 +159,6 @@ class Sidecar:
             _log.warning("leaving with %d requests that did not end in time", self.view.in_flight)
         else:
             _log.info("drained: it is safe to stop the engine")
-
-
-async def serve(options: SidecarOptions, stop: asyncio.Event) -> None:
-    """Run a sidecar until `stop` is set and the engine is drained.
-
-    Raises:
-        ValueError: a URL is none.
-    """
-    await Sidecar(options).run(stop)
 
 
 def _static_worker(options: SidecarOptions) -> StaticWorker:

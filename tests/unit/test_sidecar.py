@@ -254,6 +254,8 @@ async def test_where_the_models_want_a_key_they_can_be_named(redis_server: Redis
     [
         ([], "--redis-url, --api or --run-dir"),
         (["--redis-url", "http://x"], "RECURSANT_REDIS_URL: expected redis://"),
+        (["--redis-url", "redis://127.0.0.1:1/0?db=many"], ""),
+        (["--redis-url", "redis://127.0.0.1:1", "--url", "http://a_b c:1"], ""),
         (["--api", "x:1"], "RECURSANT_API: expected http://"),
         (["--redis-url", "redis://127.0.0.1:1", "--url", "127.0.0.1:8000"], "--url: expected http://"),
         (["--redis-url", "redis://127.0.0.1:1", "--capacity", "1e3"], "RECURSANT_CAPACITY_TOKENS: expected a whole"),

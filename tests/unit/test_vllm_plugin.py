@@ -368,6 +368,7 @@ async def loaded(
     finally:
         if logger.reporter is not None:
             await asyncio.to_thread(logger.reporter.stop)
+            await asyncio.to_thread(logger.gpu.stop)
 
 
 async def until_reported(url: str, wanted: Callable[[WorkerState], Any]) -> WorkerState:

@@ -15,7 +15,7 @@ import vllm
 from vllm.v1.metrics import loggers
 
 from recursant.worker import settings as names
-from recursant.worker.nvml import gpu_reader
+from recursant.worker.nvml import GpuSampler
 from recursant.worker.vllm_plugin.counting import Tally
 from recursant.worker.vllm_plugin.declared import api_servers, read_declared
 from recursant.worker.vllm_plugin.thread import ReporterThread
@@ -30,12 +30,14 @@ class RecursantStatLogger(loggers.AggregateStatLoggerBase):  # type: ignore[misc
     Attributes:
         failures: calls that went wrong in here, and were kept from the engine.
         reporter: the thread that reports; None where there is none.
+        gpu: the thread that reads the devices; None likewise.
     """
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         self.failures = 0
         self._tally = Tally()
         self.reporter: ReporterThread | None = None
+        self.gpu: GpuSampler | None = None
         try:
             self.reporter = self._start(vllm_config, len(engine_indexes))
         except Exception:  # noqa: BLE001 - it would end the server
@@ -89,9 +91,9 @@ class RecursantStatLogger(loggers.AggregateStatLoggerBase):  # type: ignore[misc
         devices = read_declared(config, engines).devices
         if names.GPUS in os.environ:
             # What an operator names is all of it, and nothing else.
-            read_gpu = gpu_reader(settings.gpus)
+            gpu = GpuSampler(settings.gpus)
         else:
-            read_gpu = gpu_reader(settings.gpus if devices is not None else None, devices)
+            gpu = GpuSampler(settings.gpus if devices is not None else None, devices)
         reporter = ReporterThread(
             settings,
             config,
@@ -99,8 +101,10 @@ class RecursantStatLogger(loggers.AggregateStatLoggerBase):  # type: ignore[misc
             self._tally,
             engine=f"vllm {vllm.__version__}",
             log=_log,
-            read_gpu=read_gpu,
+            read_gpu=gpu.read,
         )
+        gpu.start()
+        self.gpu = gpu
         reporter.start()
         return reporter
 
