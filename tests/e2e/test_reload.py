@@ -148,7 +148,7 @@ def test_the_water_mark_and_the_limits_follow_the_file(make_stack: MakeStack) ->
 
 
 async def test_edits_under_load_fail_no_request(make_stack: MakeStack) -> None:
-    stack: Stack = await asyncio.to_thread(make_stack, workers=2, config=PATHS)
+    stack: Stack = await asyncio.to_thread(make_stack, workers=2, config=PATHS, args=["--extproc-processes", "2"])
     statuses: list[int] = []
     done = asyncio.Event()
 
@@ -184,3 +184,4 @@ async def test_edits_under_load_fail_no_request(make_stack: MakeStack) -> None:
     assert len(statuses) > 20
     assert set(statuses) == {200}
     assert await asyncio.to_thread(edits, stack, "refused") == 4
+    await asyncio.to_thread(wait_until, lambda: rules_states(stack) == ["SYNCED", "SYNCED"])
