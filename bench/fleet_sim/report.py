@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.fleet_sim import plan, svg
-from bench.fleet_sim.policies import ADAPTIVE, CLASSIC, NO_RETRIES, OTHERS, ROUND_ROBIN
+from bench.fleet_sim.policies import ADAPTIVE, CLASSIC, COMPARED, NO_RETRIES, OTHERS, ROUND_ROBIN
 from bench.fleet_sim.runs import Outcome
 from bench.fleet_sim.scenarios import SCENARIOS
 
@@ -155,7 +155,7 @@ def _comparisons(found: Outcomes) -> list[str]:
     verdicts: list[Sequence[Cell]] = []
     for name, scenario in SCENARIOS.items():
         here = [each for each in found.group(plan.COMPARISON) if each.task.scenario == name]
-        if not here:
+        if len(here) < len(COMPARED):
             continue
         parts += [f"### {name}", "", scenario.says, "", *_runs_table(here, lambda each: each.task.policy, "policy")]
         verdicts.append((name, *_verdict(here)))
@@ -225,6 +225,16 @@ def _others(found: Outcomes) -> list[str]:
 def _plots(found: Outcomes) -> dict[str, str]:
     shown = found.group(plan.REFERENCE)
     plots: dict[str, str] = {}
+    if found.group(plan.COMPARISON):
+        plots["fairness"] = svg.bars(
+            "Fairness between agents (Jain), by workload",
+            {
+                name: [each.metrics["fairness"] for each in found.group(plan.COMPARISON) if each.task.policy == name]
+                for name in (ROUND_ROBIN, CLASSIC, ADAPTIVE)
+            },
+            x_label="workload, in the order of the tables",
+            y_label="index",
+        )
     if shown:
         plots["latency-cdf"] = svg.lines(
             "Mixed load: time to the first token",
@@ -245,15 +255,6 @@ def _plots(found: Outcomes) -> dict[str, str]:
             {each.task.policy: each.use for each in shown},
             x_label="worker",
             y_label="utilisation",
-        )
-        plots["fairness"] = svg.bars(
-            "Fairness between agents (Jain), by workload",
-            {
-                name: [each.metrics["fairness"] for each in found.group(plan.COMPARISON) if each.task.policy == name]
-                for name in (ROUND_ROBIN, CLASSIC, ADAPTIVE)
-            },
-            x_label="workload, in the order of the tables",
-            y_label="index",
         )
     rising = found.group(plan.RISING)
     if rising:

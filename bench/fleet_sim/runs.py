@@ -2,8 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from typing import Any
+
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from bench.fleet_sim.policies import policies
 from bench.fleet_sim.scenarios import SCENARIOS, scaled
@@ -107,18 +111,19 @@ GOOD_ENOUGH = 0.99
 _FINEST = 0.02
 
 
-def highest_load(task: Task, lowest: float = 0.2, highest: float = 2.0) -> Outcome:
-    """The run at the highest load at which 99 % of the requests are within their target, by halving."""
-    best: Outcome | None = None
-    while highest - lowest > _FINEST or best is None:
+def highest_load(task: Task, lowest: float = 0.5, highest: float = 1.3) -> Outcome:
+    """The run at the highest load at which 99 % of the requests are within their target, by halving.
+
+    Where that is below `lowest`, the run at `lowest`.
+    """
+    best = simulate(replace(task, load=lowest))
+    while highest - lowest > _FINEST:
         middle = round((lowest + highest) / 2, 4)
         found = simulate(replace(task, load=middle))
         if found.metrics["goodput"] >= GOOD_ENOUGH:
             lowest, best = middle, found
         else:
             highest = middle
-        if highest < 2 * _FINEST:
-            return found
     return best
 
 
@@ -128,20 +133,21 @@ def run_any(task: Task) -> Outcome:
 
 
 def run_all(tasks: Sequence[Task], processes: int) -> list[Outcome]:
-    """All of them, in their order, with progress on the screen."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
+    """All of them, in their order, with progress on the screen. Ctrl-C: those that are done."""
     found: list[Outcome] = []
     with (
         Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as progress,
         ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
     ):
         bar = progress.add_task("simulating", total=len(tasks))
-        for outcome in pool.map(run_any, tasks):
-            found.append(outcome)
-            task = outcome.task
-            progress.update(bar, advance=1, description=f"{task.group}: {task.scenario}, {task.policy}")
+        try:
+            for outcome in pool.map(run_any, tasks):
+                found.append(outcome)
+                task = outcome.task
+                says = f"{task.group}: {task.scenario}, {task.policy}"
+                progress.update(bar, advance=1, description=says)
+                if not progress.console.is_terminal:
+                    print(f"{len(found)}/{len(tasks)} {says}", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
     return found

@@ -168,6 +168,13 @@ def test_the_water_mark_prevents_that() -> None:
     assert [request.ending for request in run.requests] == [Ending.SERVED, Ending.SHED]
 
 
+def test_news_that_is_under_way_does_not_keep_a_simulation_going() -> None:
+    environment = replace(QUIET, delay_s=0.5)
+    run = simulate(RecursantPolicy(CONFIG), environment, count=20, workers=16)
+    assert run.in_flight_left == 0
+    assert run.seconds == max(request.ended_s or 0.0 for request in run.requests)
+
+
 def test_events_of_one_moment_keep_their_order_and_regular_ones_end_with_the_rest() -> None:
     events = Events()
     seen: list[str] = []

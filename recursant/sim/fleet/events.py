@@ -12,9 +12,9 @@ class Events:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._asked = 0
-        # Those that keep the simulation alive: regular ones, such as heartbeats, do not.
+        # Those that keep the simulation alive; the others, such as heartbeats, do not.
         self._pending = 0
-        self._regular: set[int] = set()
+        self._idle: set[int] = set()
 
     def clock(self) -> float:
         """The time, for code that asks a clock."""
@@ -31,27 +31,28 @@ class Events:
 
         def again() -> None:
             action()
-            self._put_regular(self.now + interval, again)
+            self.on_the_side(self.now + interval, again)
 
-        self._put_regular(first, again)
+        self.on_the_side(first, again)
+
+    def on_the_side(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
+        """The same as `at` for what alone does not keep the simulation going: news, not work."""
+        self._asked += 1
+        self._idle.add(self._asked)
+        heapq.heappush(self._heap, (max(when, self.now), self._asked, action, arguments))
 
     def run(self, until: float | None = None) -> None:
-        """Let time pass until `until`, or until only regular events are left."""
+        """Let time pass until `until`, or until nothing is left but what happens on the side."""
         heap = self._heap
         pop = heapq.heappop
-        regular = self._regular
+        idle = self._idle
         while heap and (self._pending or until is not None):
             if until is not None and heap[0][0] > until:
                 self.now = until
                 return
             self.now, number, action, arguments = pop(heap)
-            if number in regular:
-                regular.remove(number)
+            if number in idle:
+                idle.remove(number)
             else:
                 self._pending -= 1
             action(*arguments)
-
-    def _put_regular(self, when: float, action: Callable[[], None]) -> None:
-        self._asked += 1
-        self._regular.add(self._asked)
-        heapq.heappush(self._heap, (when, self._asked, action, ()))

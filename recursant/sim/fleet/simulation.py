@@ -141,7 +141,7 @@ class Simulation:
                 router.report(worker.index, state)
             else:
                 delay = environment.delay_s + self._random.random() * environment.delay_spread_s
-                self._events.at(self._events.now + delay, router.report, worker.index, state)
+                self._events.on_the_side(self._events.now + delay, router.report, worker.index, state)
 
     def _sampler(self) -> Callable[[], None]:
         before = [0.0] * len(self._workers)

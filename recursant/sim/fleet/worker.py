@@ -221,7 +221,7 @@ class SimulatedWorker:
             return
         self._set(fault.kind, fault, on=True)
         if fault.seconds is not None:
-            self._events.at(self._events.now + fault.seconds, self._recover, fault)
+            self._events.on_the_side(self._events.now + fault.seconds, self._recover, fault)
 
     def _recover(self, fault: Fault) -> None:
         self._set(fault.kind, fault, on=False)
@@ -263,7 +263,7 @@ class SimulatedWorker:
         for request in lost:
             self._requester.ended(request, Ending.BROKEN)
         if seconds is not None:
-            self._events.at(self._events.now + seconds, self._restarted)
+            self._events.on_the_side(self._events.now + seconds, self._restarted)
 
     def _restarted(self) -> None:
         self.up = True
