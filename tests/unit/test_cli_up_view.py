@@ -100,6 +100,13 @@ def test_signals_are_answered() -> None:
     ]
 
 
+def test_edits_of_the_configuration_are_told() -> None:
+    err = io.StringIO()
+    with view(io.StringIO(), err) as shown:
+        shown.edited(["r.yaml: in force now: paths", "r.yaml: needs a restart: api.port"])
+    assert err.getvalue() == "r.yaml: in force now: paths\nr.yaml: needs a restart: api.port\n"
+
+
 def test_goes_on_when_nobody_reads() -> None:
     with view(Gone(), Gone()) as shown:
         shown.event(Died("xds", 7, -9, 0.2))

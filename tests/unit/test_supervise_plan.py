@@ -64,6 +64,18 @@ def test_our_own_commands_exist_with_these_options() -> None:
     assert (sim["port"], sim["worker_id"], sim["model"]) == (8102, "sim-8102", ["Qwen/Qwen2.5-7B-Instruct"])
 
 
+def test_the_control_plane_watches_the_operators_file_and_reads_the_effective_one() -> None:
+    found = specs(dataclasses.replace(CHOICES, watched=Path("recursant.yaml")))
+    watching = {name: spec.command for name, spec in found.items() if "--watch" in spec.command}
+    assert set(watching) == {"xds", "api"}
+    for command in watching.values():
+        # The same file, whatever folder they run in.
+        assert command[command.index("--watch") + 1] == str(Path("recursant.yaml").absolute())
+        assert command[command.index("--config") + 1] == str(RUN.config)
+        parse(command[4:])
+    assert not any("--watch" in spec.command for spec in specs().values())
+
+
 def test_passwords_are_not_on_command_lines() -> None:
     found = specs(redis_url=SECRET, workers=1)
     assert not any("hunter2" in argument for spec in found.values() for argument in spec.command)
