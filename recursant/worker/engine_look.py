@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import time
+from collections import deque
 from http import HTTPStatus
 from typing import Final
 
@@ -12,8 +13,10 @@ import httpx
 
 from recursant.store.codec import is_usable_name
 
+HEALTH: Final = "/health"
+MODELS: Final = "/v1/models"
 # Between two looks, seconds. Each costs the server a request that does nothing.
-LOOK_S: Final = 1.0
+LOOK_S: Final = 0.5
 MODELS_REFRESH_S: Final = 2.0
 TIMEOUT_S: Final = 2.0
 # A server that was never reached by then listens somewhere else than we think.
@@ -22,17 +25,20 @@ MAX_BODY_BYTES: Final = 1 << 20
 # Of each kind.
 MAX_NAMES: Final = 1_024
 
+MAX_ADDRESSES: Final = 8
+
 _log = logging.getLogger(__name__)
 
 
 class EngineLook:
-    """Looks at one engine's server every second, on the same machine.
+    """Looks at one engine's server twice a second, on the same machine.
 
     Attributes:
         serving: it takes requests. A server that is slow to answer is busy, not gone: it keeps its last standing.
         dead: times that it was found to say that its engine is dead.
         models: names of its model that it lists; None where it does not let itself be asked.
         adapters: LoRA adapters that it lists; None likewise.
+        addresses: "ip:port" of our own ends of the last connections.
     """
 
     def __init__(self, url: str, api_key: str = "") -> None:
@@ -43,6 +49,7 @@ class EngineLook:
         self.dead = 0
         self.models: tuple[str, ...] | None = None
         self.adapters: tuple[str, ...] | None = None
+        self.addresses: deque[str] = deque(maxlen=MAX_ADDRESSES)
         self._models_read_at = float("-inf")
 
     async def run(self) -> None:
@@ -66,7 +73,8 @@ class EngineLook:
     async def _look(self, client: httpx.AsyncClient) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer = await client.get("/health")
+                answer = await client.get(HEALTH)
+                self._note_address(answer)
                 self._healthy(answer.status_code)
                 if self.serving and time.monotonic() - self._models_read_at >= MODELS_REFRESH_S:
                     await self._list(client)
@@ -79,6 +87,15 @@ class EngineLook:
             # It is busy.
             return
 
+    def _note_address(self, answer: httpx.Response) -> None:
+        stream = answer.extensions.get("network_stream")
+        client = None if stream is None else stream.get_extra_info("client_addr")
+        if isinstance(client, tuple) and len(client) >= 2:
+            # As uvicorn writes it.
+            address = f"{client[0]}:{client[1]}"
+            if address not in self.addresses:
+                self.addresses.append(address)
+
     def _healthy(self, status: int) -> None:
         was = self.serving
         # vLLM says 503 when its engine is dead, and 200 in every other state.
@@ -89,7 +106,7 @@ class EngineLook:
 
     async def _list(self, client: httpx.AsyncClient) -> None:
         self._models_read_at = time.monotonic()
-        answer = await client.get("/v1/models")
+        answer = await client.get(MODELS)
         if answer.status_code != HTTPStatus.OK or len(answer.content) > MAX_BODY_BYTES:
             return
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):

@@ -501,6 +501,31 @@ async def test_redis_away_costs_the_engine_nothing(
         assert logger.failures == 0
 
 
+async def test_its_looks_stay_out_of_vllms_access_log(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = logging.getLogger("uvicorn.access")
+    caplog.set_level(logging.INFO, logger="uvicorn.access")
+
+    def log(address: str, path: str) -> None:
+        access.info('%s - "%s %s HTTP/%s" %d', address, "GET", path, "1.1", 200)
+
+    async with http_server(Engine().answer) as server:
+        async with loaded(plugin, monkeypatch, server.url, RECURSANT_REDIS_URL=redis_server.url) as logger:
+            await until_reported(redis_server.url, lambda state: state.phase == READY)
+            # As uvicorn writes it, of whoever asks.
+            (ours,) = logger.reporter._look.addresses
+            log(ours, "/health")
+            log(ours, "/v1/models")
+            assert caplog.records == []
+            log("127.0.0.1:1", "/health")
+            log(ours, "/v1/completions")
+            access.info("something else")
+            assert len(caplog.records) == 3
+        log(ours, "/health")
+        assert len(caplog.records) == 4
+
+
 async def test_the_block_count_may_come_later(
     plugin: Any, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
 ) -> None:

@@ -19,6 +19,7 @@ from recursant.worker.gpu import GpuFacts
 from recursant.worker.own_address import complete_address
 from recursant.worker.reporter import FAREWELL_S, Reporter
 from recursant.worker.settings import WorkerSettings
+from recursant.worker.vllm_plugin.access_log import ACCESS_LOGGER, OwnLooks
 from recursant.worker.vllm_plugin.counting import Tally
 from recursant.worker.vllm_plugin.declared import Declared, read_declared
 from recursant.worker.vllm_plugin.state import Standing, StateBuilder
@@ -63,6 +64,7 @@ class ReporterThread:
         self._read_gpu = read_gpu
         self._builder = StateBuilder(settings, engine)
         self._look = EngineLook(settings.engine_url, settings.api_key)
+        self._own_looks = OwnLooks(self._look.addresses)
         self._address = settings.address
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -73,6 +75,8 @@ class ReporterThread:
 
     def start(self) -> None:
         """Start reporting; say farewell when the process exits in order."""
+        # Ours are not its clients.
+        logging.getLogger(ACCESS_LOGGER).addFilter(self._own_looks)
         self._thread.start()
         atexit.register(self.stop)
 
@@ -88,6 +92,7 @@ class ReporterThread:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(task.cancel)
         self._thread.join(FAREWELL_S * 2)
+        logging.getLogger(ACCESS_LOGGER).removeFilter(self._own_looks)
         atexit.unregister(self.stop)
 
     # --- on the thread ---
