@@ -25,6 +25,8 @@ from recursant.store.policies import Away, Changed, FullError, Loaded, PolicySto
 _ATTEMPTS: Final = 20
 # A deletion stays marked for this long at the least: 7 days. Whoever was away for less hears of it.
 MARKS_KEPT_MS: Final = 7 * 24 * 3_600 * 1_000
+# Agents that one line of the log names.
+_MOST_NAMED: Final = 12
 # Marks that leave at one time, the oldest first, so that not every new agent makes room for itself.
 MARKS_PURGED: Final = 100
 
@@ -147,7 +149,13 @@ class PolicyDirectory:
 
     def set_file(self, from_file: Sequence[AgentPolicy]) -> None:
         """The configuration file says something else now. What was applied or deleted stays so."""
-        self._file = {policy.agent_id: policy for policy in from_file}
+        now = {policy.agent_id: policy for policy in from_file}
+        hidden = sorted(name for name in now.keys() & self._applied.keys() if now[name] != self._file.get(name))
+        if hidden:
+            more = f" and {len(hidden) - _MOST_NAMED} more" if len(hidden) > _MOST_NAMED else ""
+            names = ", ".join(hidden[:_MOST_NAMED]) + more
+            _log.warning("what the file says now of %s does not count: it was applied or deleted", names)
+        self._file = now
         self._merge()
 
     async def run(self) -> None:

@@ -64,7 +64,9 @@ async def test_a_deleted_policy_of_the_file_stays_deleted_until_it_is_applied_ag
         assert two.policies == (CHAT,)
 
 
-async def test_an_edit_of_the_file_takes_effect_where_nothing_was_applied_or_deleted(redis_server: RedisServer) -> None:
+async def test_an_edit_of_the_file_takes_effect_where_nothing_was_applied_or_deleted(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     gone = AgentPolicy(agent_id="gone", model_family="phi")
     async with directory(redis_server.url, CHAT, VOICE, gone) as one:
         louder = CHAT.model_copy(update={"priority": 15})
@@ -76,6 +78,8 @@ async def test_an_edit_of_the_file_takes_effect_where_nothing_was_applied_or_del
         assert one.in_force["chat"].policy == louder
         assert one.in_force["voice"].policy.priority == 2
         assert "gone" not in one.in_force
+        # Whoever edits it is told, of those that the edit is about.
+        assert "what the file says now of chat does not count: it was applied or deleted" in caplog.text
         one.set_file([gone])
         # What was applied outlives its entry in the file.
         assert one.policies == (louder,)
