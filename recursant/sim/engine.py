@@ -24,6 +24,8 @@ class StepResult:
         bytes_moved: through the device's memory.
         work_s: what its tokens would take in full steps; over the duration, the use that was made of the device.
         outputs: sequences with the number of tokens that they got, finished ones included.
+        generated: all of those tokens together.
+        answering: sequences that got their first token.
         finished: those that are done.
         started: those that ran for the first time.
         preempted: those that lost their blocks.
@@ -34,6 +36,8 @@ class StepResult:
     bytes_moved: int
     work_s: float
     outputs: list[tuple[Sequence, int]]
+    generated: int
+    answering: list[Sequence]
     finished: list[Sequence]
     started: list[Sequence]
     preempted: list[Sequence]
@@ -236,6 +240,7 @@ class Engine:
         repeats = step.repeats
         self._steps += repeats
         outputs: list[tuple[Sequence, int]] = []
+        answering: list[Sequence] = []
         finished: list[Sequence] = []
         for sequence in step.plan.scheduled:
             if sequence.state is not SequenceState.RUNNING:
@@ -246,15 +251,17 @@ class Engine:
                 continue  # a chunk of its prefill
             if sequence.first_token is None:
                 sequence.first_token = now
+                answering.append(sequence)
                 self._prompt_tokens += sequence.prompt_tokens
                 self._cached_tokens += sequence.cached_tokens
             sequence.generated += repeats
-            self._generated_tokens += repeats
             outputs.append((sequence, repeats))
             if sequence.generated >= sequence.output_tokens:
                 sequence.finished = now
                 del self._sequences[sequence.request_id]
                 finished.append(sequence)
+        generated = repeats * len(outputs)
+        self._generated_tokens += generated
         if finished:
             self._finished += len(finished)
             self._scheduler.finish(finished)
@@ -264,6 +271,8 @@ class Engine:
             bytes_moved=self._cost.bytes_moved(step.plan.load) * repeats,
             work_s=self._cost.work_seconds(step.plan.load) * repeats,
             outputs=outputs,
+            generated=generated,
+            answering=answering,
             finished=finished,
             started=step.plan.started,
             preempted=step.plan.preempted,

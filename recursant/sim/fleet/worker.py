@@ -173,11 +173,10 @@ class SimulatedWorker:
         self._stepping = False
         result = self.engine.end_step(now)
         self._count(result, now)
-        for sequence, count in result.outputs:
-            if sequence.generated == count:
-                request: Request = sequence.tag
-                request.cached_tokens = sequence.cached_tokens
-                self._requester.first_token(request)
+        for sequence in result.answering:
+            request: Request = sequence.tag
+            request.cached_tokens = sequence.cached_tokens
+            self._requester.first_token(request)
         for sequence in result.finished:
             self.finished += 1
             self._finished_prompt_tokens += sequence.prompt_tokens
@@ -190,12 +189,9 @@ class SimulatedWorker:
     def _count(self, result: StepResult, now: float) -> None:
         self.busy_s += now - self._began
         self.work_s += result.work_s
-        generated = 0
-        for _, count in result.outputs:
-            generated += count
-        self.tokens += generated
+        self.tokens += result.generated
         self.computed_tokens += result.tokens
-        self._rate.add(now, generated)
+        self._rate.add(now, result.generated)
         self._bytes.add(now, result.bytes_moved)
         for sequence in result.started:
             self._starts.add(now, 1)
