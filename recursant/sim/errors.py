@@ -39,7 +39,7 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "BadRequestError", message, param)
 
 
-def invalid_body(message: str, location: str) -> ApiError:
+def invalid_body(message: str, location: str | None) -> ApiError:
     """A body that is no JSON, or not of the expected form: FastAPI's validation in vLLM's wrapping."""
     return ApiError(400, "Bad Request", f"1 validation error:\n  {message}", location)
 

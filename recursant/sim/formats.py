@@ -5,7 +5,8 @@ A chunk is made for every token of every stream, so what does not change in it i
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -36,6 +37,24 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
+    }
+
+
+def permission(name: str, created: int) -> dict[str, Any]:
+    """What a model's card says of who may do what: everybody everything that vLLM lets them."""
+    return {
+        "id": name,
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
     }
 
 
@@ -72,6 +91,8 @@ class StreamFormat(ResponseFormat):
 
     whole_object = ""
     chunk_object = ""
+    # What else a whole body has: empty unless asked for by parameters that are not modelled.
+    whole_extras: Mapping[str, None] = MappingProxyType({})
 
     def __init__(self, base_id: str, model: str, created: int, fingerprint: str) -> None:
         super().__init__(base_id, model, created, fingerprint)
@@ -129,8 +150,15 @@ class StreamFormat(ResponseFormat):
             "choices": [self._whole_choice(choice, text) for choice, text in choices],
             "service_tier": None,
             "system_fingerprint": self.fingerprint,
-            "usage": {**usage(prompt_tokens, completion_tokens), "prompt_tokens_details": None},
+            "usage": {
+                **usage(prompt_tokens, completion_tokens),
+                "prompt_tokens_details": None,
+                "completion_tokens_details": None,
+            },
             "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+            **self.whole_extras,
         }
 
     @abstractmethod
@@ -171,6 +199,7 @@ class CompletionFormat(StreamFormat):
             "token_ids": None,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
+            "routed_experts": None,
         }
 
 
@@ -180,13 +209,14 @@ class ChatFormat(StreamFormat):
     prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    whole_extras = MappingProxyType({"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None})
 
     def opening(self, choices: int, continuous: dict[str, Any] | None) -> bytes:
         """The role, for every choice."""
         tail = "" if continuous is None else f',"usage":{compact(continuous).decode()}'
         chunks = [
             f'data: {self._head},"choices":[{{"index":{index},"delta":{{"role":"assistant","content":""}},'
-            f'"logprobs":null,"finish_reason":null}}],"prompt_token_ids":null{tail}}}\n\n'
+            f'"logprobs":null,"finish_reason":null}}],"prompt_token_ids":null,"prompt_text":null{tail}}}\n\n'
             for index in range(choices)
         ]
         return "".join(chunks).encode("utf-8", "surrogatepass")
@@ -208,11 +238,11 @@ class ChatFormat(StreamFormat):
                 "annotations": None,
                 "audio": None,
                 "function_call": None,
-                "tool_calls": [],
                 "reasoning": None,
             },
             "logprobs": None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
             "token_ids": None,
+            "routed_experts": None,
         }

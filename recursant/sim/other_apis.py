@@ -106,13 +106,15 @@ class MessagesFormat(ResponseFormat):
         """See ResponseFormat."""
         choice, text = choices[0]
         reason = "max_tokens" if choice.finish_reason == "length" else "end_turn"
-        return {
+        body = {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
             "content": [{"type": "text", "text": text}],
             "stop_reason": "stop_sequence" if choice.stop_reason else reason,
-            "stop_sequence": choice.stop_reason,
             "usage": {"input_tokens": prompt_tokens, "output_tokens": completion_tokens},
         }
+        if choice.stop_reason:
+            body["stop_sequence"] = choice.stop_reason
+        return body

@@ -154,7 +154,7 @@ def checked_messages(value: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list):
         raise _wrong_type("messages", "list")
     if not value:
-        raise bad_request("messages must not be empty", "messages")
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     for index, message in enumerate(value):
         if not isinstance(message, dict):
             raise _wrong_type(f"messages.{index}", "dictionary")
@@ -191,7 +191,7 @@ class _Common:
             raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
         n = _integer(body, "n")
         if n is not None and n < 1:
-            raise bad_request(f"n must be at least 1, got {n}.", "n")
+            raise bad_request(f"n must be at least 1, got {n}.")
         if n is not None and n > MAX_CHOICES:
             raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}.", "n")
         min_tokens = _integer(body, "min_tokens") or 0
@@ -215,8 +215,7 @@ class _Common:
     def rule(self, max_tokens: int) -> StopRule:
         if self.min_tokens > max_tokens:
             raise bad_request(
-                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {self.min_tokens}.",
-                "min_tokens",
+                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {self.min_tokens}."
             )
         return StopRule(max_tokens, self.min_tokens, self.ignore_eos, self.stop, self.include_stop)
 
@@ -246,18 +245,19 @@ def _token_limit(max_tokens: int | None, prompt_tokens: int, served: ServedModel
             f"max_tokens={max_tokens} cannot be greater than max_model_len={most}. Please request fewer output tokens.",
             "max_tokens",
         )
-    if prompt_tokens + (max_tokens or 1) > most:
+    if prompt_tokens >= most:
         raise bad_request(
-            f"This model's maximum context length is {most} tokens. However, you requested {max_tokens or 1} output "
-            f"tokens and your prompt contains {prompt_tokens} input tokens. Please reduce the length of the input "
-            "prompt or the number of requested output tokens.",
+            f"This model's maximum context length is {most} tokens. However, your prompt contains {prompt_tokens} "
+            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+            "input prompt.",
             "input_tokens",
         )
-    return most - prompt_tokens if max_tokens is None else max_tokens
+    # More than there is room for is cut silently.
+    return most - prompt_tokens if max_tokens is None else min(max_tokens, most - prompt_tokens)
 
 
 def _prompts(value: Any) -> list[text.Prompt]:
-    if value is None:
+    if value is None or value == "":
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if isinstance(value, str):
         prompts: list[text.Prompt] = [value]
@@ -267,7 +267,9 @@ def _prompts(value: Any) -> list[text.Prompt]:
         prompts = value
     else:
         raise _wrong_type("prompt", "string")
-    if not prompts or not all(prompts):
+    if not prompts:
+        raise bad_request("You must pass at least one prompt")
+    if not all(prompts):
         raise bad_request("The decoder prompt cannot be empty", "prompt")
     return prompts
 
@@ -287,7 +289,7 @@ def _stop(value: Any) -> tuple[str, ...]:
     if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
         raise _wrong_type("stop", "string")
     if not all(strings):
-        raise bad_request("stop cannot contain an empty string.", "stop")
+        raise bad_request("stop cannot contain an empty string.")
     return tuple(strings)
 
 

@@ -15,7 +15,16 @@ from recursant.sim import orca, text
 from recursant.sim.control import Control
 from recursant.sim.errors import ApiError, bad_request, engine_dead, invalid_body
 from recursant.sim.faults import FaultKind, FaultSpec
-from recursant.sim.formats import DONE, ChatFormat, CompletionFormat, ResponseFormat, StreamFormat, event, usage
+from recursant.sim.formats import (
+    DONE,
+    ChatFormat,
+    CompletionFormat,
+    ResponseFormat,
+    StreamFormat,
+    event,
+    permission,
+    usage,
+)
 from recursant.sim.generation import Generation
 from recursant.sim.http import ClientGone, Receive, Request, Scope, Send, stop_task, until_gone
 from recursant.sim.other_apis import MessagesFormat, ResponsesFormat, parse_message, parse_response
@@ -198,7 +207,7 @@ class SimServer:
     def _json(request: Request, body: bytes) -> dict[str, Any]:
         media_type = request.header("content-type").split(";", 1)[0].strip().lower()
         if media_type != "application/json":
-            raise invalid_body("Unsupported Media Type: Only 'application/json' is allowed", "header.content-type")
+            raise invalid_body("Unsupported Media Type: Only 'application/json' is allowed", None)
         return parse_json(body)
 
     async def _embeddings(self, request: Request) -> None:
@@ -221,7 +230,7 @@ class SimServer:
             "root": name,
             "parent": parent,
             "max_model_len": self._worker.models.max_model_len,
-            "permission": [],
+            "permission": [permission(f"modelperm-{name}", self._worker.started_at)],
         }
 
     async def _health(self, request: Request) -> None:
@@ -235,7 +244,7 @@ class SimServer:
         await request.respond_json(200, {"server_load": self._worker.in_flight if tracked else 0})
 
     async def _kv_event_sources(self, request: Request) -> None:
-        await request.respond_json(200, [])
+        await request.respond_json(200, {})
 
     async def _tokenize(self, request: Request) -> None:
         body = self._json(request, await request.body())

@@ -93,7 +93,7 @@ async def test_health_is_an_empty_200(sim: Sim, path: str) -> None:
 async def test_small_routes(sim: Sim) -> None:
     assert (await sim.client.get("/version")).json() == {"version": "0.32.0"}
     assert (await sim.client.get("/load")).json() == {"server_load": 0}
-    assert (await sim.client.get("/kv_event_sources")).json() == []
+    assert (await sim.client.get("/kv_event_sources")).json() == {}
     unknown = await sim.client.get("/v1/load_lora_adapter")
     assert (unknown.status_code, unknown.json()) == (404, {"detail": "Not Found"})
     wrong = await sim.client.get("/v1/completions")
@@ -148,7 +148,7 @@ async def test_chat(sim: Sim) -> None:
     assert body["id"].startswith("chatcmpl-")
     (choice,) = body["choices"]
     assert choice["message"]["role"] == "assistant"
-    assert choice["message"]["tool_calls"] == []
+    assert "tool_calls" not in choice["message"]
     start = reply_start_for_messages([{"role": "user", "content": "Grüße"}])
     assert choice["message"]["content"].startswith(start)
     assert body["usage"]["completion_tokens"] == 6
@@ -198,7 +198,7 @@ async def test_chat_stream_with_usage(sim: Sim) -> None:
     assert content == whole["choices"][0]["message"]["content"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert last["choices"] == []
-    assert last["usage"] == {key: value for key, value in whole["usage"].items() if key != "prompt_tokens_details"}
+    assert last["usage"] == {key: value for key, value in whole["usage"].items() if not key.endswith("_details")}
     assert end == "[DONE]"
     assert len({chunk["id"] for chunk in (first, *chunks, last)}) == 1
 
@@ -240,11 +240,11 @@ async def test_the_request_id_becomes_the_id(sim: Sim) -> None:
         ("completions", {"model": "nope", "prompt": "a"}, 404, "NotFoundError", "model", f"Valid aliases: {MODEL}"),
         ("completions", {"prompt": "x" * 65_600}, 400, "BadRequestError", "input_tokens", "maximum context length"),
         ("completions", {"prompt": "a", "max_tokens": 20_000}, 400, "BadRequestError", "max_tokens", "max_model_len"),
-        ("completions", {"prompt": "a", "max_tokens": 16_384}, 400, "BadRequestError", "input_tokens", "16384"),
         ("completions", {"prompt": "a", "max_tokens": 0}, 400, "BadRequestError", "max_tokens", "at least 1"),
         ("completions", {"prompt": "a", "max_tokens": "9"}, 400, "Bad Request", "body.max_tokens", "integer"),
-        ("completions", {"prompt": "a", "n": 0}, 400, "BadRequestError", "n", "at least 1"),
-        ("completions", {"prompt": "a", "stop": [""]}, 400, "BadRequestError", "stop", "empty"),
+        ("completions", {"prompt": "a", "n": 0}, 400, "BadRequestError", None, "at least 1"),
+        ("completions", {"prompt": "a", "stop": [""]}, 400, "BadRequestError", None, "empty"),
+        ("completions", {"prompt": []}, 400, "BadRequestError", None, "at least one prompt"),
         ("completions", {"prompt": ""}, 400, "BadRequestError", "prompt", "empty"),
         ("completions", {"prompt": {}}, 400, "Bad Request", "body.prompt", "valid string"),
         ("completions", {}, 400, "BadRequestError", "prompt", "prompt"),
@@ -253,7 +253,7 @@ async def test_the_request_id_becomes_the_id(sim: Sim) -> None:
         ("completions", {"prompt": "a", "stream": "yes"}, 400, "Bad Request", "body.stream", "boolean"),
         ("completions", {"prompt": "a", "priority": 1.5}, 400, "Bad Request", "body.priority", "integer"),
         ("chat/completions", {}, 400, "Bad Request", "body.messages", "required"),
-        ("chat/completions", {"messages": []}, 400, "BadRequestError", "messages", "empty"),
+        ("chat/completions", {"messages": []}, 400, "BadRequestError", None, "empty"),
         ("chat/completions", {"messages": ["a"]}, 400, "Bad Request", "body.messages.0", "dictionary"),
         ("chat/completions", {"messages": [{}]}, 400, "Bad Request", "body.messages.0.role", "required"),
         ("embeddings", {"input": "a"}, 400, "BadRequestError", None, "does not support Embeddings API"),
