@@ -43,7 +43,7 @@ class Fleet:
         # Ready it is with its first worker, and the workers want its Redis.
         self.stack.start(until_ready=False)
         wait_until((self.stack.run_dir / ENDPOINTS_FILE).exists, what="the product says where it is")
-        env = {"RECURSANT_REDIS_URL": self.stack.endpoints.redis, "VLLM_SERVER_DEV_MODE": "1"}
+        env = {"RECURSANT_REDIS_URL": self.stack.endpoints.redis}
         self.priority = VllmServer(
             self._directory,
             "priority",

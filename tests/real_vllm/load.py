@@ -19,9 +19,9 @@ class Call:
         status: of the answer; 0 where none came.
         worker: who answered, as the gateway says.
         first, last: when its first and its last token came.
-        tokens: chunks with text.
+        tokens: by the usage at its end.
         error: of a broken connection, or of an event within the stream.
-        body: of an answer that is no stream.
+        body: of an answer that is no stream; its tokens came all at once.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Call:
 
 
 class Load:
-    """Streamed completions, each on a thread; the end of the block cuts those that still run."""
+    """Completions, each on a thread, streamed unless they say otherwise; the end of the block cuts those that run."""
 
     def __init__(self, base_url: str, path: str = "/v1/completions") -> None:
         self._url = base_url + path
@@ -47,7 +47,8 @@ class Load:
         """Send one more."""
         call = Call(label)
         self.calls.append(call)
-        arguments = (call, {**body, "stream": True}, dict(headers or {}))
+        sent = {"stream": True, "stream_options": {"include_usage": True}, **body}
+        arguments = (call, sent, dict(headers or {}))
         self._threads.append(threading.Thread(target=self._run, args=arguments, daemon=True))
         self._threads[-1].start()
         return call
@@ -74,8 +75,9 @@ class Load:
             ):
                 call.status = answer.status_code
                 call.worker = answer.headers.get("x-recursant-worker", "")
-                if answer.status_code != httpx.codes.OK:
+                if answer.status_code != httpx.codes.OK or not body["stream"]:
                     call.body = json.loads(answer.read())
+                    call.first = call.last = time.monotonic()
                     return
                 for line in answer.iter_lines():
                     if self._stop.is_set():
@@ -96,4 +98,5 @@ class Load:
             now = time.monotonic()
             call.first = call.first or now
             call.last = now
-            call.tokens += 1
+        elif event.get("usage"):
+            call.tokens = event["usage"]["completion_tokens"]

@@ -1,16 +1,11 @@
 """What the control plane knows of a worker is what the engine says of itself."""
 
-import time
-from typing import Any
-
 import pytest
 from fleet_rig import PRIORITY_SEQS, SMALL_KV_BLOCKS, Fleet
-from harness import Metrics, wait_until
+from harness import wait_until
 from load import Load
 from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, VllmServer, completion, token_prompt
 
-# Share of the KV cache.
-NEAR = 0.04
 # Keys and values, two layers, two heads of 32 floats of four bytes.
 KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4
 
@@ -33,7 +28,7 @@ def same_counters(fleet: Fleet, server: VllmServer) -> bool:
 
 def test_the_plugin_reads_what_was_configured(fleet: Fleet) -> None:
     priority, small = fleet.report(fleet.priority), fleet.report(fleet.small)
-    assert priority["models"][0]["name"] == MODEL
+    assert [model["name"] for model in priority["models"]] == [MODEL, fleet.priority.model]
     assert priority["models"][0]["max_model_len"] == MAX_MODEL_LEN
     assert (priority["max_num_seqs"], priority["priority_scheduling"]) == (PRIORITY_SEQS, True)
     assert small["priority_scheduling"] is False
@@ -62,37 +57,35 @@ def test_counters_are_exact_at_rest(fleet: Fleet, name: str) -> None:
 @pytest.mark.parametrize("name", ["priority", "small", "lora"])
 def test_state_follows_the_engine_under_load(fleet: Fleet, name: str) -> None:
     server: VllmServer = getattr(fleet, name)
-    sequences = 4
-    requests = 6 if server is fleet.priority else sequences
+    # More than run at once, where there is room for them.
+    sequences, tokens = (2, 1_100) if server is fleet.small else (PRIORITY_SEQS + 2, 1_900)
     with Load(server.url) as load:
-        for number in range(requests):
-            prompt = token_prompt(64, number)
-            load.start("long", completion(prompt, max_tokens=450 if server is fleet.small else 1_900))
-        wait_until(lambda: followed(fleet, server, (sequences, requests - sequences)), what="the counts are the same")
-        assert near_now(fleet, server)
+        for number in range(sequences):
+            load.start("long", completion(token_prompt(64, number), max_tokens=tokens))
+        wait_until(lambda: server.metrics().value("vllm:num_requests_running"), what="the engine runs")
+        # Frozen between two steps, so that whoever is asked first and last sees the same.
+        with server.paused():
+            wait_until(lambda: figures_now(server) == reported(fleet, server), what="the report is the engine's state")
+            running, _, usage = reported(fleet, server)
+    assert running > 0
+    assert usage > 0
     server.wait_idle()
-    wait_until(lambda: counts(fleet.report(server)) == (0, 0), what="the report is at rest")
+    wait_until(lambda: reported(fleet, server) == (0, 0, 0), what="the report is at rest")
 
 
-def followed(fleet: Fleet, server: VllmServer, least: tuple[int, int]) -> bool:
-    """Are the reported counts those of /metrics, and at least these? A probe of our own may wait, too."""
+Figures = tuple[float, float, float]
+
+
+def figures_now(server: VllmServer) -> Figures:
+    """Running, waiting, and use of the KV cache in per cent, by /metrics."""
     metrics = server.metrics()
-    running, waiting = metrics.value("vllm:num_requests_running"), metrics.value("vllm:num_requests_waiting")
-    return counts(fleet.report(server)) == (running, waiting) and running >= least[0] and waiting >= least[1]
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    running, waiting, usage = (metrics.value(f"vllm:{name}") for name in names)
+    return running, waiting, round(100 * usage)
 
 
-def counts(report: dict[str, Any]) -> tuple[int, int]:
-    return report.get("running_requests", 0), report.get("waiting_requests", 0)
-
-
-def near_now(fleet: Fleet, server: VllmServer) -> bool:
-    """Is the reported use of the KV cache within a few per cent of what /metrics says around that time?"""
-    usage = "vllm:kv_cache_usage_perc"
-    seen: list[Metrics] = [server.metrics()]
-    # Reports and scrapes are up to a second old.
-    time.sleep(0.3)
-    said = float(fleet.report(server)["kv_cache_usage"])
-    seen.append(server.metrics())
-    before, after = (metrics.value(usage) for metrics in seen)
-    assert min(before, after) - NEAR <= said <= max(before, after) + NEAR, (before, said, after)
-    return said > 0
+def reported(fleet: Fleet, server: VllmServer) -> Figures:
+    """The same as the fleet knows them."""
+    report = fleet.report(server)
+    usage = round(100 * float(report.get("kv_cache_usage", 0)))
+    return report.get("running_requests", 0), report.get("waiting_requests", 0), usage

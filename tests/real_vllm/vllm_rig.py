@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +37,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     # GiB; a bound, taken only where no block count is given.
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    # For /sleep and /pause.
+    "VLLM_SERVER_DEV_MODE": "1",
     # Several servers share the cores.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -170,6 +172,15 @@ class VllmServer:
             return not metrics.value("vllm:num_requests_running") + metrics.value("vllm:num_requests_waiting")
 
         wait_until(idle, REQUEST_S, what=f"{self.name} is idle")
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the engine between two steps, with all that it has (a route of vLLM's development mode)."""
+        self.client.post("/pause", params={"mode": "keep"}).raise_for_status()
+        try:
+            yield
+        finally:
+            self.client.post("/resume").raise_for_status()
 
     def memory_mb(self) -> float:
         """Proportional set size of all its processes, MB."""

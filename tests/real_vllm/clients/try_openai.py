@@ -22,7 +22,7 @@ try:
 except openai.NotFoundError as error:
     missing = error.code
 try:
-    client.completions.create(model=model, prompt="A worker", max_tokens=1_000_000)
+    client.completions.create(model=model, prompt="A worker", max_tokens=0)
 except openai.BadRequestError as error:
     refused = error.message
 print(

@@ -1,0 +1,74 @@
+"""The same requests to real vLLM and to the simulated worker, and what of the answers is compared."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from harness import Program, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+from vllm_rig import LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S
+
+from recursant.supervise.ports import free_ports
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One of the two."""
+
+    name: str
+    url: str
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """POST a value as JSON, or bytes as they are."""
+        content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        if isinstance(body, bytes):
+            options.setdefault("headers", {"content-type": "application/json"})
+        return httpx.post(self.url + path, **content, **options, timeout=REQUEST_S, trust_env=False)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=REQUEST_S, trust_env=False)
+
+    def chunks(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """The parsed events of a stream, without its end mark."""
+        answer = self.post(path, {**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        return [json.loads(item) for item in data if item != "[DONE]"]
+
+    def families(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """Type and labels of every metric of vLLM's, by name; without when they were created."""
+        found: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for family in text_string_to_metric_families(self.get("/metrics").text):
+            if family.name.startswith("vllm:") and not family.name.endswith("_created"):
+                labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+                found[family.name] = (family.type, tuple(sorted(labels)))
+        return found
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+def start_sim(directory: Path, *arguments: str) -> tuple[Program, Engine]:
+    """A simulated worker like the real ones, with these further options."""
+    port = free_ports(LOOPBACK, 1)[0]
+    options = ("--port", str(port), "--model", MODEL, "--profile", "tiny", "--max-model-len", str(MAX_MODEL_LEN))
+    program = Program(directory, "sim", ["sim", *options, *arguments])
+    engine = Engine("sim", f"http://{LOOPBACK}:{port}")
+    wait_until(lambda: engine.get("/health").status_code == 200, what="the simulated worker is healthy")
+    return program, engine
+
+
+def shape(value: Any) -> Any:
+    """A JSON value's form: keys and types, of a list the first entry's."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    if isinstance(value, bool) or value is None:
+        return value
+    return "number" if isinstance(value, int | float) else "text"

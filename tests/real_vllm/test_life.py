@@ -1,0 +1,132 @@
+"""Draining, sleeping, adapters, and the death of an engine, as vLLM really does them."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from fleet_rig import Fleet
+from harness import Program, recursant, wait_until
+from load import Load
+from vllm_rig import ADAPTER_DIR, MODEL, VllmServer, completion
+
+# A worker that was taken out for errors comes back by itself.
+BACK_S = 150.0
+ADAPTER = "qwen-adapter"
+
+
+@pytest.fixture(scope="module")
+def spare(shared_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """One more worker, which these tests may break."""
+    env = {"RECURSANT_REDIS_URL": shared_fleet.stack.endpoints.redis, "RECURSANT_WORKER_ID": "spare"}
+    server = VllmServer(
+        tmp_path_factory.mktemp("spare"), "spare", "--num-gpu-blocks-override", "256", "--max-num-seqs", "4", env=env
+    )
+    try:
+        server.start().wait_ready()
+        shared_fleet.stack.wait_worker("spare", timeout=BACK_S)
+        yield server
+    finally:
+        server.close()
+
+
+def answers_by(fleet: Fleet, count: int) -> set[str]:
+    """Who answers so many requests for what all serve; all of them must be answered."""
+    found = set()
+    for number in range(count):
+        answer = fleet.ask("/v1/completions", completion(f"Request {number}", max_tokens=4))
+        assert answer.status_code == 200, answer.text
+        found.add(answer.headers["x-recursant-worker"])
+    return found
+
+
+def ready(fleet: Fleet, worker_id: str) -> bool:
+    return any(each["id"] == worker_id and each["status"] == "ready" for each in fleet.stack.workers())
+
+
+def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new(fleet: Fleet, spare: VllmServer) -> None:
+    api = fleet.stack.endpoints.api
+    with Load(fleet.stack.endpoints.gateway) as load:
+        call = load.start("long", {**completion(max_tokens=1_500), "model": spare.model}, {"x-agent-id": "any"})
+        wait_until(lambda: spare.metrics().value("vllm:num_requests_running") == 1, what="the request runs")
+        drained = recursant("workers", "drain", "spare", "--api", api, "--timeout", "60s", timeout=90)
+        assert drained.exit_code == 0, drained.out + drained.err
+        # The command waited for it.
+        assert spare.metrics().value("vllm:num_requests_running") == 0
+        load.wait()
+    assert (call.status, call.error, call.tokens) == (200, "", 1_500)
+    assert "spare" not in answers_by(fleet, 12)
+    # vLLM itself would go on as ever: nothing but the routing knows.
+    assert spare.client.get("/health").status_code == 200
+    resumed = recursant("workers", "resume", "spare", "--api", api)
+    assert resumed.exit_code == 0, resumed.err
+    fleet.stack.wait_worker("spare")
+
+
+def test_a_killed_engine_costs_only_what_it_had(fleet: Fleet, spare: VllmServer) -> None:
+    with Load(fleet.stack.endpoints.gateway) as load:
+        call = load.start("cut", {**completion(max_tokens=1_900), "model": spare.model}, {"x-agent-id": "any"})
+        wait_until(lambda: call.first > 0, what="the stream has begun")
+        os.kill(spare.engine_pid(), signal.SIGKILL)
+        # A client that has part of an answer hears that it is over.
+        load.wait()
+        assert call.error
+    wait_until(lambda: not spare.alive, what="vLLM ends with its engine")
+    wait_until(lambda: not ready(fleet, "spare"), what="the fleet has noticed")
+    assert "spare" not in answers_by(fleet, 12)
+    spare.start().wait_ready()
+    fleet.stack.wait_worker("spare", timeout=BACK_S)
+    answer = fleet.ask("/v1/completions", {**completion(), "model": spare.model})
+    assert (answer.status_code, answer.headers["x-recursant-worker"]) == (200, "spare")
+
+
+def test_a_sleeping_worker_gets_no_requests(fleet: Fleet) -> None:
+    server = fleet.priority
+    server.client.post("/sleep", params={"level": 1}).raise_for_status()
+    try:
+        # It still looks healthy, and would let requests hang.
+        assert server.client.get("/health").status_code == 200
+        wait_until(lambda: fleet.worker(server)["status"] != "ready", what="the fleet has noticed")
+        assert "priority" not in answers_by(fleet, 12)
+    finally:
+        server.client.post("/wake_up").raise_for_status()
+    fleet.stack.wait_worker("priority")
+    answer = fleet.ask("/v1/completions", {**completion(), "model": server.model})
+    assert answer.status_code == 200
+
+
+def test_a_loaded_adapter_is_a_model_of_the_fleet(fleet: Fleet) -> None:
+    server = fleet.lora
+    load = server.client.post("/v1/load_lora_adapter", json={"lora_name": ADAPTER, "lora_path": str(ADAPTER_DIR)})
+    assert load.status_code == 200, load.text
+    try:
+        wait_until(lambda: ADAPTER in fleet.report(server).get("lora_adapters", ()), 60, what="the adapter is known")
+        body = completion("Every request counts", max_tokens=12)
+        answer = fleet.ask("/v1/completions", {**body, "model": ADAPTER})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == ADAPTER
+        # The adapter really works on the answer.
+        assert answer.json()["choices"][0]["text"] != fleet.ask("/v1/completions", body).json()["choices"][0]["text"]
+    finally:
+        server.client.post("/v1/unload_lora_adapter", json={"lora_name": ADAPTER}).raise_for_status()
+
+
+def test_a_sidecar_brings_a_running_vllm_into_a_fleet(fleet: Fleet) -> None:
+    """The vLLM knows nothing of it, and is scraped as another worker of the same fleet at the same time."""
+    server = fleet.lora
+    sidecar = Program(
+        fleet.stack.directory,
+        "sidecar",
+        [
+            *("worker", "sidecar", "--url", server.url, "--redis-url", fleet.stack.endpoints.redis),
+            *("--worker-id", "beside", "--max-num-seqs", "8"),
+        ],
+    )
+    try:
+        fleet.stack.wait_worker("beside", timeout=60)
+        report = next(each for each in fleet.stack.workers() if each["id"] == "beside")
+        assert MODEL in {model["name"] for model in report["models"]}
+        assert report["load"]["kv_cache_usage"] is not None
+    finally:
+        sidecar.end()
+    wait_until(lambda: not ready(fleet, "beside"), what="it has said farewell")

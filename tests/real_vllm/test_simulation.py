@@ -1,0 +1,226 @@
+"""The simulated worker against real vLLM: the same requests to both (docs/simulated-worker.md has the table).
+
+What is known to differ is named here and in the table; everything else must be equal.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from both import Engine, shape, start_sim
+from fleet_rig import PRIORITY_SEQS, SMALL_KV_BLOCKS, SMALL_SEQS, Fleet
+from load import Load
+from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, completion, token_prompt
+
+# Of the simulated worker's profile.
+SIM_BLOCK_TOKENS = 16
+MESSAGES = [{"role": "user", "content": "The queue holds"}]
+COMPLETION = completion("The queue holds", max_tokens=4)
+CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+RESPONSE = {"model": MODEL, "input": "The queue holds", "max_output_tokens": 4}
+MESSAGE = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
+TOO_LONG = "zq " * 3_000
+# vLLM's has some thirty labels; the simulated worker gives those that mean something to it.
+CONFIG_INFO = "vllm:cache_config_info"
+# Of a server that was put to sleep once.
+SLEEP_OPERATIONS = "vllm:sleep_mode_operation"
+# Within which a request has come into the queue.
+ARRIVAL_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A simulated worker with the settings of the real one called `priority`."""
+    arguments = ("--scheduling-policy", "priority", "--max-num-seqs", str(PRIORITY_SEQS))
+    program, engine = start_sim(tmp_path_factory.mktemp("sim"), *arguments, "--kv-blocks", "512")
+    yield engine
+    program.end()
+
+
+@pytest.fixture
+def small_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A simulated worker with the settings of the real one called `small-kv`, slow enough to be watched."""
+    blocks = SMALL_KV_BLOCKS * BLOCK_TOKENS // SIM_BLOCK_TOKENS
+    arguments = ("--max-num-seqs", str(SMALL_SEQS), "--kv-blocks", str(blocks))
+    program, engine = start_sim(tmp_path_factory.mktemp("small-sim"), *arguments)
+    yield engine
+    program.end()
+
+
+@pytest.fixture
+def real(fleet: Fleet) -> Engine:
+    return Engine("vllm", fleet.priority.url)
+
+
+def test_metrics_have_the_same_names_types_and_labels(real: Engine, sim: Engine) -> None:
+    ours = sim.families()
+    theirs = {name: form for name, form in real.families().items() if not name.startswith(SLEEP_OPERATIONS)}
+    assert ours.pop(CONFIG_INFO)[0] == theirs[CONFIG_INFO][0]
+    assert {"num_gpu_blocks", "block_size", "enable_prefix_caching"} <= set(theirs.pop(CONFIG_INFO)[1])
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", COMPLETION),
+        ("/v1/completions", {**COMPLETION, "prompt": ["a b", "c d"]}),
+        ("/v1/completions", {**COMPLETION, "n": 2, "temperature": 1}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/messages", MESSAGE),
+        ("/tokenize", {"model": MODEL, "prompt": "The queue"}),
+    ],
+    ids=["completion", "prompts", "choices", "chat", "message", "tokenize"],
+)
+def test_whole_answers_have_the_same_form(real: Engine, sim: Engine, path: str, body: dict[str, Any]) -> None:
+    theirs, ours = real.post(path, body), sim.post(path, body)
+    assert ours.status_code == theirs.status_code == 200
+    assert ours.headers["content-type"] == theirs.headers["content-type"]
+    assert shape(ours.json()) == shape(theirs.json())
+
+
+def test_responses_lack_only_what_is_listed(real: Engine, sim: Engine) -> None:
+    """Of /v1/responses the simulated worker gives what clients read."""
+    theirs, ours = real.post("/v1/responses", RESPONSE).json(), sim.post("/v1/responses", RESPONSE).json()
+    assert set(ours) - set(theirs) == {"error"}
+    common = ("id", "object", "created_at", "model", "status", "parallel_tool_calls", "tool_choice", "tools")
+    assert {name: shape(ours[name]) for name in common} == {name: shape(theirs[name]) for name in common}
+    for name in ("id", "type", "role", "status"):
+        assert shape(ours["output"][0][name]) == shape(theirs["output"][0][name])
+    assert ours["output"][0]["content"][0].keys() <= theirs["output"][0]["content"][0].keys()
+    assert ours["usage"].keys() == theirs["usage"].keys()
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/load", "/kv_event_sources", "/v1/models", "/nope"])
+def test_gets_have_the_same_form(real: Engine, sim: Engine, path: str) -> None:
+    theirs, ours = real.get(path), sim.get(path)
+    assert ours.status_code == theirs.status_code
+    if theirs.text:
+        assert shape(ours.json()) == shape(theirs.json())
+    else:
+        assert not ours.text
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}, {"continuous_usage_stats": True}], ids=str)
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
+def test_streams_have_the_same_events(
+    real: Engine, sim: Engine, path: str, body: dict[str, Any], options: dict[str, bool]
+) -> None:
+    asked = {**body, "stream_options": options} if options else body
+    theirs, ours = real.chunks(path, asked), sim.chunks(path, asked)
+    assert [shape(chunk) for chunk in ours] == [shape(chunk) for chunk in theirs]
+
+
+def test_usage_in_every_chunk(real: Engine, sim: Engine) -> None:
+    asked = {**COMPLETION, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    theirs, ours = ([chunk["usage"] for chunk in each.chunks("/v1/completions", asked)] for each in (real, sim))
+    for usages in (theirs, ours):
+        assert [usage["completion_tokens"] for usage in usages] == [1, 2, 3, 4, 4]
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert [usage.keys() for usage in ours] == [usage.keys() for usage in theirs]
+
+
+def test_usage_counts_the_prompt_of_token_ids_alike(real: Engine, sim: Engine) -> None:
+    body = completion(token_prompt(100), max_tokens=9)
+    counted = [each.post("/v1/completions", body).json()["usage"]["completion_tokens"] for each in (real, sim)]
+    assert counted == [9, 9]
+
+
+def test_an_output_past_the_context_is_cut_alike(real: Engine, sim: Engine) -> None:
+    for each, prompt in ((real, token_prompt(MAX_MODEL_LEN - 8)), (sim, "x" * 4 * (MAX_MODEL_LEN - 8))):
+        choice = each.post("/v1/completions", completion(prompt, max_tokens=100)).json()
+        assert choice["usage"]["completion_tokens"] == 8
+        assert choice["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {**COMPLETION, "prompt": TOO_LONG}),
+        ("/v1/completions", {**COMPLETION, "max_tokens": MAX_MODEL_LEN + 1}),
+        ("/v1/completions", {**COMPLETION, "max_tokens": 0}),
+        ("/v1/completions", {**COMPLETION, "max_tokens": "x"}),
+        ("/v1/completions", {**COMPLETION, "model": "nope"}),
+        ("/v1/completions", {**COMPLETION, "n": 0}),
+        ("/v1/completions", {**COMPLETION, "min_tokens": 9}),
+        ("/v1/completions", {**COMPLETION, "stop": [""]}),
+        ("/v1/completions", {**COMPLETION, "prompt": ""}),
+        ("/v1/completions", {**COMPLETION, "prompt": []}),
+        ("/v1/completions", {"model": MODEL}),
+        ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}),
+        ("/v1/completions", {**COMPLETION, "stream": "maybe"}),
+        ("/v1/completions", {**COMPLETION, "priority": "x"}),
+        ("/v1/completions", b'{"model":'),
+        ("/v1/completions", b"[]"),
+        ("/v1/chat/completions", {"model": MODEL}),
+        ("/v1/chat/completions", {**CHAT, "messages": []}),
+        ("/v1/chat/completions", {**CHAT, "messages": "x"}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": TOO_LONG}]}),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": MAX_MODEL_LEN + 1}),
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}),
+        ("/v1/chat/completions", {**CHAT, "model": "nope"}),
+        ("/v1/responses", {**RESPONSE, "model": "nope"}),
+        ("/v1/responses", {"model": MODEL}),
+    ],
+    ids=str,
+)
+def test_errors_are_the_same(real: Engine, sim: Engine, path: str, body: Any) -> None:
+    theirs, ours = real.post(path, body), sim.post(path, body)
+    assert error(ours) == error(theirs)
+
+
+def error(answer: Any) -> tuple[int, Any, Any, Any, set[str]]:
+    """All but the words."""
+    found = answer.json()["error"]
+    return answer.status_code, found["type"], found["param"], found["code"], set(found)
+
+
+def test_a_body_that_is_no_json_media_type(real: Engine, sim: Engine) -> None:
+    headers = {"content-type": "text/plain"}
+    body = json.dumps(COMPLETION).encode()
+    theirs, ours = (each.post("/v1/completions", body, headers=headers) for each in (real, sim))
+    assert error(ours) == error(theirs)
+
+
+def test_load_reports_on_answers_are_the_same(real: Engine, sim: Engine) -> None:
+    for form in ("TEXT", "JSON", "BIN"):
+        headers = {"endpoint-load-metrics-format": form}
+        theirs, ours = (each.post("/v1/completions", COMPLETION, headers=headers) for each in (real, sim))
+        assert ours.headers.get("endpoint-load-metrics") == theirs.headers.get("endpoint-load-metrics")
+
+
+@pytest.mark.parametrize("name", ["real", "sim"])
+def test_priority_orders_those_that_wait(fleet: Fleet, name: str, request: pytest.FixtureRequest) -> None:
+    """Smaller first, though they came last."""
+    engine: Engine = request.getfixturevalue(name)
+    # Not streamed: vLLM's HTTP server is slow to take requests while it has many tokens to send.
+    whole = {"stream": False, "stream_options": None}
+    with Load(engine.url) as load:
+        for number in range(PRIORITY_SEQS):
+            body = completion(token_prompt(16, number), max_tokens=1_900, priority=0)
+            load.start("0", {**body, **whole})
+        time.sleep(ARRIVAL_S)
+        with fleet.priority.paused() if name == "real" else contextlib.nullcontext():
+            for priority in (5, 5, 5, 5, 1, 1, 1, 1):
+                body = completion(token_prompt(16, 50), max_tokens=400, priority=priority)
+                load.start(str(priority), {**body, **whole})
+                time.sleep(0.02)
+            time.sleep(ARRIVAL_S)
+        calls = load.wait()
+    assert {call.status for call in calls} == {200}
+    ended = {label: [call.last for call in calls if call.label == label] for label in ("1", "5")}
+    assert max(ended["1"]) < min(ended["5"])
+
+
+def test_preemption_loses_no_token(fleet: Fleet, small_sim: Engine) -> None:
+    for engine in (Engine("vllm", fleet.small.url), small_sim):
+        before = engine.metric("vllm:num_preemptions_total")
+        with Load(engine.url) as load:
+            for number in range(6):
+                load.start("long", completion(token_prompt(600, number), max_tokens=300))
+            calls = load.wait()
+        assert {(call.status, call.error, call.tokens) for call in calls} == {(200, "", 300)}
+        assert engine.metric("vllm:num_preemptions_total") > before
