@@ -2,7 +2,6 @@
 
 import inspect
 import signal
-import subprocess
 import threading
 from collections.abc import Callable
 
@@ -10,8 +9,6 @@ import httpx
 import pytest
 from harness import MakeStack, Program, Stack, recursant, wait_until
 from redis_server import free_port
-
-from recursant.supervise.plan import recursant_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -46,17 +43,20 @@ def is_used(stack: Stack) -> bool:
 
 
 class LongStream:
-    """A stream of some seconds that runs in a thread until its end."""
+    """A stream in a thread that has begun and stays where it is: its worker's engine stands still until `end`."""
 
-    def __init__(self, stack: Stack, tokens: int = 300, model: str = "auto") -> None:
+    def __init__(self, stack: Stack, *, model: str = "auto", url: str | None = None) -> None:
         self.worker = ""
         self.lines: list[str] = []
-        self._body = stack.chat_body("a long one", model=model, stream=True, max_tokens=tokens, ignore_eos=True)
+        self._body = stack.chat_body("a long one", model=model, stream=True, max_tokens=300, ignore_eos=True)
         self._begun = threading.Event()
         self._client = stack.new_client()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         assert self._begun.wait(20)
+        self._faults = f"{url or stack.worker_urls[self.worker]}/sim/faults"
+        httpx.post(self._faults, json={"kind": "freeze"}, trust_env=False).raise_for_status()
+        assert self.running
 
     def _run(self) -> None:
         with self._client.stream(
@@ -72,14 +72,10 @@ class LongStream:
         return self._thread.is_alive()
 
     def end(self) -> bool:
-        """Wait for its end: did it end whole?"""
+        """Let it end: did it end whole?"""
+        httpx.delete(self._faults, trust_env=False).raise_for_status()
         self._thread.join(60)
         return not self._thread.is_alive() and "data: [DONE]" in self.lines
-
-
-def drain_command(stack: Stack, worker: str, *more: str) -> subprocess.Popen[str]:
-    command = recursant_command("workers", "drain", worker, "--run-dir", str(stack.run_dir), *more)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(make_stack: MakeStack) -> None:
@@ -87,19 +83,20 @@ def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(make_stack: 
     stream = LongStream(stack)
     victim = stream.worker
     (other,) = set(stack.worker_pids) - {victim}
-    draining = drain_command(stack, victim, "--reason", "driver update")
+    at = ("--run-dir", str(stack.run_dir))
+    draining = stack.start_program("workers", "drain", victim, "--reason", "driver update", *at)
     until(lambda: status(stack, victim) == "draining")
     until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="draining") == 1)
     # Its stream goes on, everything new goes elsewhere, and whoever asks is told why.
     assert stream.running
-    assert draining.poll() is None
+    assert draining.process.poll() is None
     assert served(stack) == {other}
-    assert "driver update" in recursant("workers", "list", "--run-dir", str(stack.run_dir)).out
+    assert "driver update" in recursant("workers", "list", *at).out
     assert stream.end()
-    out, err = draining.communicate(timeout=60)
-    assert (draining.returncode, err) == (0, "")
-    assert out.splitlines()[0].startswith(f"{victim}: 1 running, 0 waiting")
-    assert out.splitlines()[-1] == f"{victim}: nothing runs there any more: it is safe to stop"
+    assert (draining.wait(60), draining.errors) == (0, "")
+    said = draining.output.splitlines()
+    assert said[0].startswith(f"{victim}: 1 running, 0 waiting")
+    assert said[-1] == f"{victim}: nothing runs there any more: it is safe to stop"
     # A new extproc knows of it, too.
     pid = stack.kill("extproc")
     stack.wait_restarted("extproc", pid)
@@ -122,8 +119,8 @@ def test_a_drain_can_be_taken_back_and_does_not_wait_for_ever(make_stack: MakeSt
     assert status(stack, stream.worker) == "draining"
     assert recursant("workers", "undrain", stream.worker, *at).exit_code == 0
     until(lambda: status(stack, stream.worker) == "ready")
-    until(lambda: stream.worker in served(stack, 2))
     assert stream.end()
+    until(lambda: stream.worker in served(stack, 2))
     assert recursant("workers", "drain", "nobody", *at).exit_code == 1
 
 
@@ -164,7 +161,7 @@ def test_a_sidecar_brings_a_vllm_into_the_fleet(make_stack: MakeStack) -> None:
     # Without a GPU nothing is said of one.
     assert "gpu_temperature_c" not in detail["report"]
     # The load is what the engine has.
-    stream = LongStream(stack, model=ITS_OWN)
+    stream = LongStream(stack, model=ITS_OWN, url=beside.url)
     until(lambda: any(w["id"] == "gpu-7" and w["load"]["running_requests"] == 1 for w in stack.workers()))
     assert stream.end()
     # Asleep it gets nothing; awake it does.
@@ -204,17 +201,18 @@ def test_a_sidecar_that_is_stopped_stops_the_routing_first(make_stack: MakeStack
     stack = make_stack(workers=1, config=CONFIG, args=MODEL)
     beside = Beside(stack, "--drain-timeout", "60")
     until(lambda: status(stack, "gpu-7") == "ready")
-    busy = [LongStream(stack), LongStream(stack, model=ITS_OWN)]
-    assert busy[1].worker == "gpu-7"
+    stream = LongStream(stack, model=ITS_OWN, url=beside.url)
+    assert stream.worker == "gpu-7"
     beside.sidecar.send(signal.SIGTERM)
     until(lambda: status(stack, "gpu-7") == "draining")
     until(lambda: stack.service_metrics("extproc").value("recursant_workers", state="draining") == 1)
     assert "gpu-7" not in served(stack)
     # It waits for what runs there, and then it is safe to stop the engine.
+    assert beside.sidecar.process.poll() is None
+    assert stream.end()
     assert beside.sidecar.wait(60) == 0
     assert "drained: it is safe to stop the engine" in beside.sidecar.errors
     until(lambda: status(stack, "gpu-7") == "gone")
-    assert all(stream.end() for stream in busy)
 
 
 def test_a_vllm_that_is_stopped_after_its_sidecar_loses_nothing(make_stack: MakeStack) -> None:
