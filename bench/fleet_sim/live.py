@@ -57,11 +57,13 @@ def simulated(requests: list[Arrival]) -> list[float]:
     return first_tokens(Simulation(specs, policy, environment).run(requests).requests)
 
 
-async def _one(client: httpx.AsyncClient, arrival: Arrival, began: float) -> float | None:
+async def _one(client: httpx.AsyncClient, number: int, arrival: Arrival, began: float) -> float | None:
     """The time to the first token of one request, in ms; None where it failed."""
     await asyncio.sleep(max(0.0, began + arrival.at_s - time.perf_counter()))
+    # No two begin alike: the trace knows no prefixes, so the workers must not find any.
+    prompt = f"{number:08d}".ljust(arrival.prompt_tokens * BYTES_PER_TOKEN, "x")
     body = Stack.chat_body(
-        "x" * (arrival.prompt_tokens * BYTES_PER_TOKEN),
+        prompt,
         max_tokens=arrival.output_tokens,
         ignore_eos=True,
         stream=True,
@@ -81,7 +83,9 @@ async def _all(stack: Stack, requests: list[Arrival]) -> list[float | None]:
     limits = httpx.Limits(max_connections=None)
     async with stack.async_client(timeout=120.0, limits=limits) as client:
         began = time.perf_counter()
-        return list(await asyncio.gather(*(_one(client, arrival, began) for arrival in requests)))
+        return list(
+            await asyncio.gather(*(_one(client, number, arrival, began) for number, arrival in enumerate(requests)))
+        )
 
 
 def live(requests: list[Arrival]) -> tuple[list[float], int]:
