@@ -9,7 +9,7 @@ from typing import Final
 
 from bench.fleet_sim.fleets import TRACE_AGENTS, llama_fleet
 from bench.fleet_sim.policies import ADAPTIVE, policies
-from recursant.sim.fleet.policies.recursant import silence_log
+from recursant.sim.fleet.policies.recursant import quiet
 from recursant.sim.fleet.results import summarise
 from recursant.sim.fleet.simulation import Simulation
 from recursant.sim.fleet.spec import Environment
@@ -31,14 +31,14 @@ def _load() -> Iterator[Arrival]:
 
 def measure(requests: int = REQUESTS) -> None:
     """Run it and say how long it took."""
-    silence_log()
     wall, cpu = time.monotonic(), time.process_time()
 
     def progress(second: float) -> None:
         print(f"\rsecond {second:.0f} of about {requests / RATE_OF_A_WORKER / WORKERS:.0f}", end="", flush=True)
 
     simulation = Simulation(llama_fleet(WORKERS), policies(TRACE_AGENTS)[ADAPTIVE], Environment(replicas=1))
-    run = simulation.run(islice(_load(), requests), progress)
+    with quiet():
+        run = simulation.run(islice(_load(), requests), progress)
     summary = summarise(run, TRACE_AGENTS.targets_ms, TRACE_AGENTS.urgent)
     used_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

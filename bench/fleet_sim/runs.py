@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from bench.fleet_sim.policies import policies
 from bench.fleet_sim.scenarios import SCENARIOS, scaled
-from recursant.sim.fleet.policies.recursant import silence_log
+from recursant.sim.fleet.policies.recursant import quiet
 from recursant.sim.fleet.request import Ending
 from recursant.sim.fleet.results import first_tokens, percentile, summarise, windows, worker_use
 from recursant.sim.fleet.simulation import Run, Simulation
@@ -69,14 +69,14 @@ class Outcome:
 
 def simulate(task: Task) -> Outcome:
     """Run one."""
-    silence_log()
     scenario = SCENARIOS[task.scenario]
     if task.workers:
         scenario = scaled(scenario, task.workers)
     environment = replace(scenario.environment, seed=task.seed, **dict(task.changes))
     policy = policies(scenario.agents)[task.policy]
     began = time.process_time()
-    run = Simulation(scenario.fleet(), policy, environment).run(scenario.loads(task.load, task.seed))
+    with quiet():
+        run = Simulation(scenario.fleet(), policy, environment).run(scenario.loads(task.load, task.seed))
     cpu_s = time.process_time() - began
     if run.in_flight_left:
         raise AssertionError(f"{task}: {run.in_flight_left} requests stay counted")

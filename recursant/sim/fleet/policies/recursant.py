@@ -5,9 +5,10 @@ Gateways do not share isolations here; each finds them out itself, from its own 
 the reports, which all of them get.
 """
 
+import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -318,9 +319,13 @@ def ablations(config: Config) -> list[RecursantPolicy]:
     ]
 
 
-def silence_log() -> Callable[[], None]:
-    """Keep the ward's log quiet, as isolations are part of the experiment; gives what ends that."""
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the ward's log quiet meanwhile: isolations are part of the experiment."""
     log = logging.getLogger("recursant.fleet.ward")
     before = log.level
     log.setLevel(logging.CRITICAL)
-    return lambda: log.setLevel(before)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
