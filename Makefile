@@ -34,7 +34,7 @@ test-e2e: $(STAMP) ## Only the tests that run the whole product
 
 test-vllm: $(STAMP) ## Real vLLM on the CPU behind the gateway; installs it into .venv-vllm (docs/test-vllm.md)
 	$(PYTHON) tests/real_vllm/environment.py .venv-vllm
-	$(BIN)/python -m pytest tests/real_vllm $(ARGS)
+	$(BIN)/python -m pytest --capture=sys tests/real_vllm $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy strict
 	$(BIN)/ruff check .
