@@ -3,10 +3,11 @@
 from typing import Final
 
 from bench.fleet_sim.fleets import Agents
+from recursant.sim.fleet.policies.ablations import ablations, with_weights
 from recursant.sim.fleet.policies.endpoint_picker import EndpointPickerPolicy
 from recursant.sim.fleet.policies.oracle import OraclePolicy
 from recursant.sim.fleet.policies.plain import PLAIN_POLICIES, PlainPolicy
-from recursant.sim.fleet.policies.recursant import RecursantPolicy, ablations, with_weights
+from recursant.sim.fleet.policies.recursant import RecursantPolicy
 from recursant.sim.fleet.router import Policy
 
 ROUND_ROBIN: Final = "round robin"

@@ -10,10 +10,11 @@ import pytest
 from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
 from recursant.sim.fleet.events import Events
+from recursant.sim.fleet.policies.ablations import ablations
 from recursant.sim.fleet.policies.endpoint_picker import EndpointPickerPolicy
 from recursant.sim.fleet.policies.oracle import OraclePolicy
 from recursant.sim.fleet.policies.plain import PLAIN_POLICIES, PlainPolicy
-from recursant.sim.fleet.policies.recursant import RecursantPolicy, ablations
+from recursant.sim.fleet.policies.recursant import RecursantPolicy
 from recursant.sim.fleet.request import Ending
 from recursant.sim.fleet.router import Policy
 from recursant.sim.fleet.simulation import Run, Simulation

@@ -6,17 +6,17 @@ from typing import Final, Protocol
 
 from recursant.sim.engine import Engine, StepResult
 from recursant.sim.fleet.events import Events
+from recursant.sim.fleet.reports import state_template
 from recursant.sim.fleet.request import Ending, Request
 from recursant.sim.fleet.spec import Fault, FaultKind, OnExhaustion, WorkerSpec
 from recursant.sim.profiles import MIB
 from recursant.sim.sequence import EngineRequest, Sequence
 from recursant.sim.waiting import SchedulingPolicy
 from recursant.sim.window import SlidingSum
-from recursant.v1.worker_state_pb2 import EngineErrors, LoadedModel, WorkerPhase, WorkerState
+from recursant.v1.worker_state_pb2 import EngineErrors, WorkerState
 
 # Tokens of a block in `Arrival.prefix_blocks`.
 PREFIX_BLOCK_TOKENS: Final = 512
-_READY: Final = WorkerPhase.WORKER_PHASE_READY
 
 
 class Rejection(StrEnum):
@@ -85,7 +85,6 @@ class SimulatedWorker:
         self.failures = 0
         self.cuda_errors = 0
         self.preemptions = 0
-        self.peak_kv_usage = 0.0
         self._events = events
         self._requester = requester
         self._beat_s = beat_s
@@ -98,7 +97,7 @@ class SimulatedWorker:
         self._life = 0
         self._sequence = 0
         self.engine = self._new_engine()
-        self._template = self._state_template()
+        self._template = state_template(self.worker_id, self.address, spec, beat_s)
         # Rises with every planned end of a step, so that one that was moved is known when it comes.
         self._step = 0
         self._stepping = False
@@ -295,33 +294,7 @@ class SimulatedWorker:
             state.errors.CopyFrom(
                 EngineErrors(cuda=self.cuda_errors, out_of_memory=self.out_of_memory, other=self.failures)
             )
-        self.peak_kv_usage = max(self.peak_kv_usage, state.kv_cache_usage)
         return state
-
-    def _state_template(self) -> WorkerState:
-        profile = self.spec.profile
-        return WorkerState(
-            id=self.worker_id,
-            address=self.address,
-            phase=_READY,
-            report_interval_ms=round(self._beat_s * 1_000),
-            models=[
-                LoadedModel(name=name, family=family, max_model_len=profile.max_model_len)
-                for name, family in self.spec.models
-            ],
-            peak_token_rate=profile.peak_token_rate,
-            total_vram_mb=profile.total_vram_mb,
-            kv_blocks_total=profile.kv_blocks,
-            kv_block_tokens=profile.block_tokens,
-            kv_bytes_per_token=profile.kv_bytes_per_token,
-            bandwidth_total_mb_s=profile.bandwidth_bytes_s / MIB,
-            capacity_tokens=self.spec.declared_tokens,
-            max_num_seqs=profile.max_num_seqs,
-            max_num_batched_tokens=profile.max_num_batched_tokens,
-            priority_scheduling=self.spec.priority_scheduling,
-            prefix_caching=True,
-            errors=EngineErrors(),
-        )
 
     def _new_engine(self) -> Engine:
         policy = SchedulingPolicy.PRIORITY if self.spec.priority_scheduling else SchedulingPolicy.FCFS

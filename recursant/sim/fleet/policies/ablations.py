@@ -1,0 +1,38 @@
+"""Our own policy with its parts switched off one by one: what each of them is worth."""
+
+from typing import Final
+
+import numpy as np
+
+from recursant.config.model import Config
+from recursant.fleet.table import Fact
+from recursant.sim.fleet.policies.recursant import RecursantPolicy
+
+_NOTHING: Final = np.nan
+
+
+def with_weights(config: Config, **changes: float | str) -> Config:
+    """The configuration with other weights, or another profile, of the score."""
+    weights = config.routing.weights.model_copy(update=changes)
+    return config.model_copy(update={"routing": config.routing.model_copy(update={"weights": weights})})
+
+
+def ablations(config: Config) -> list[RecursantPolicy]:
+    """Our policy, by the score of the specification, with one of its parts switched off, each by itself."""
+
+    no_isolation = config.model_copy(update={"isolation": config.isolation.model_copy(update={"enabled": False})})
+    places = (Fact.PLACES_LOW, Fact.PLACES_NORMAL, Fact.PLACES_HIGH, Fact.PLACES_CRITICAL)
+    return [
+        RecursantPolicy(with_weights(config, token_rate=0.0), "without the speed term"),
+        RecursantPolicy(with_weights(config, queue=0.0), "without the queue term"),
+        RecursantPolicy(config, "without counting picks in flight", {Fact.IN_FLIGHT: 0.0, Fact.IN_FLIGHT_AT_BEAT: 0.0}),
+        RecursantPolicy(config, "without the KV water-mark", {Fact.KV_ROOM_TOKENS: _NOTHING}),
+        RecursantPolicy(config, "without shares of slots", dict.fromkeys(places, _NOTHING)),
+        RecursantPolicy(
+            config,
+            "without the wait filter",
+            {Fact.QUEUE_WAIT_MS: 0.0, Fact.WAITING_TOKENS: 0.0, Fact.SLOTS: _NOTHING},
+        ),
+        RecursantPolicy(no_isolation, "without isolation"),
+        RecursantPolicy(config, "without engine priorities", priority_scheduling=False),
+    ]
