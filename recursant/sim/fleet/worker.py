@@ -57,6 +57,7 @@ class SimulatedWorker:
         work_s: how long that would have taken in full steps: the use that was made of the device.
         tokens: output tokens that it generated; `computed_tokens`: all that it computed, prompts included.
         out_of_memory, failures: requests that it failed.
+        peak_kv_usage: the fullest KV cache at any report.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class SimulatedWorker:
         self.failures = 0
         self.cuda_errors = 0
         self.preemptions = 0
+        self.peak_kv_usage = 0.0
         self._events = events
         self._requester = requester
         self._beat_s = beat_s
@@ -294,6 +296,7 @@ class SimulatedWorker:
             state.errors.CopyFrom(
                 EngineErrors(cuda=self.cuda_errors, out_of_memory=self.out_of_memory, other=self.failures)
             )
+        self.peak_kv_usage = max(self.peak_kv_usage, state.kv_cache_usage)
         return state
 
     def _new_engine(self) -> Engine:
