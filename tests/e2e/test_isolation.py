@@ -57,7 +57,8 @@ def test_three_cuda_errors_take_a_worker_out_though_its_heart_beats(make_stack: 
     served = {stack.chat(f"after {n}").headers["x-recursant-worker"] for n in range(12)}
     assert served == set(stack.worker_pids) - {victim}
     address = stack.worker_urls[victim].removeprefix("http://")
-    until(lambda: f"fleet::{address}::health_flags::/failed_eds_health" in stack.admin("/clusters"))
+    until(lambda: f"fleet::{address}::health_flags::healthy" not in stack.admin("/clusters"))
+    assert "health_flags::healthy" in stack.admin("/clusters")
     # What was seen is kept, for every reader.
     assert stack.metrics().value("recursant_isolations_total", reason="cuda") >= 1
     assert stack.service_metrics("extproc").value("recursant_isolated_workers") == 1
