@@ -29,7 +29,7 @@ def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
 
     with Load(fleet.stack.endpoints.gateway) as load:
         # No more than the water-mark lets in.
-        send(load, "report", PRIORITY_SEQS, 1_500)
+        send(load, "report", PRIORITY_SEQS, 1_200)
         wait_until(lambda: all(call.first for call in load.calls), what="as many run as can")
         # Held between two steps, so that all others are there before one of these ends.
         with server.paused():
