@@ -167,7 +167,8 @@ class DecisionLog:
     def _document(self, note: Note) -> dict[str, Any]:
         return {
             "id": f"{self._name}-{note.number}",
-            "time": round(note.at_s, 3),
+            # Fine enough to put the decisions of several processes in order.
+            "time": round(note.at_s, 6),
             "kept_because": note.kept_because,
             **note.facts,
         }

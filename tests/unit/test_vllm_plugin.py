@@ -507,6 +507,9 @@ async def test_its_looks_stay_out_of_vllms_access_log(
     access = logging.getLogger("uvicorn.access")
     caplog.set_level(logging.INFO, logger="uvicorn.access")
 
+    def lines() -> int:
+        return sum(record.name == access.name for record in caplog.records)
+
     def log(address: str, path: str) -> None:
         access.info('%s - "%s %s HTTP/%s" %d', address, "GET", path, "1.1", 200)
 
@@ -517,13 +520,13 @@ async def test_its_looks_stay_out_of_vllms_access_log(
             (ours,) = logger.reporter._look.addresses
             log(ours, "/health")
             log(ours, "/v1/models")
-            assert caplog.records == []
+            assert lines() == 0
             log("127.0.0.1:1", "/health")
             log(ours, "/v1/completions")
             access.info("something else")
-            assert len(caplog.records) == 3
+            assert lines() == 3
         log(ours, "/health")
-        assert len(caplog.records) == 4
+        assert lines() == 4
 
 
 async def test_the_block_count_may_come_later(
