@@ -112,10 +112,10 @@ async def test_the_stream_ends_when_the_client_hangs_up_while_held(gateway: Gate
 async def test_a_late_answer_arrives_past_the_message_timeout(gateway: Gateway) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
-    reply = await fetch(gateway.port, script="late 0.6")
+    reply = await fetch(gateway.port, script="late 1.5")
     assert (reply.status, reply.headers[SEEN]) == (200, "0")
-    # The message timeout is 0.25 s: without the extension it would have gone on without us.
-    assert loop.time() - began >= 0.6
+    # The message timeout is 1 s: without the extension it would have gone on without us.
+    assert loop.time() - began >= 1.5
 
 
 @pytest.mark.parametrize("size", [1, 16_384, 3_000_000])
@@ -139,7 +139,7 @@ async def test_a_stream_error_fails_open(gateway: Gateway) -> None:
 
 
 async def test_many_requests_at_once(gateway: Gateway) -> None:
-    scripts = ["go", "late 0.3", "refuse 4", "body"]
+    scripts = ["go", "late 1.2", "refuse 4", "body"]
 
     async def one(number: int) -> None:
         script = scripts[number % len(scripts)]

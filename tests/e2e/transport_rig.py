@@ -302,7 +302,7 @@ def bootstrap(extproc: list[str], upstream_port: int) -> dict[str, Any]:
                 "grpc_service": {"envoy_grpc": {"cluster_name": "extproc"}},
                 "failure_mode_allow": True,
                 "allow_mode_override": True,
-                "message_timeout": "0.25s",
+                "message_timeout": "1s",
                 "max_message_timeout": "300s",
                 "processing_mode": {
                     "request_header_mode": "SEND",
