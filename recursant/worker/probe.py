@@ -1,17 +1,21 @@
 """What a worker's answer to a probe says (SPEC F2). Pure.
 
 A port that answers proves little: a probe makes the worker generate. What an arbitrary model answers cannot be known
-beforehand, but at temperature 0 the same process must answer the same prompt in the same words every time.
+beforehand, but at temperature 0 the same process must answer the same prompt in the same words every time. It may have
+no words: a model can end at once. That it ran is then told by the tokens that it counted.
 """
 
 import json
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from recursant.config.model import Probes
 from recursant.fleet.engine_errors import classify
+
+# What vLLM gives as `finish_reason` where the engine did not end the generation as it should.
+_BROKEN_OFF: Final = frozenset({"abort", "error"})
 
 
 class Outcome(Enum):
@@ -21,6 +25,21 @@ class Outcome(Enum):
     FAILED = auto()
     # The worker cannot be probed like this (no such API, an embedding model), or has no room now.
     UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """What a completion says of itself.
+
+    Attributes:
+        text: what was generated.
+        finish_reason: why it ended; empty where it does not say.
+        tokens: how many were generated; 0 where it does not say.
+    """
+
+    text: str
+    finish_reason: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +79,28 @@ def read_answer(status: int, body: bytes, known: str | None) -> ProbeResult:
         return ProbeResult(Outcome.UNKNOWN if evidence is None else Outcome.FAILED, f"it answers {status}: {said}")
     if status != HTTPStatus.OK:
         return ProbeResult(Outcome.UNKNOWN, f"it answers {status}")
-    text = _text(body)
-    if text is None:
+    found = _completion(body)
+    if found is None:
         return ProbeResult(Outcome.FAILED, "its answer is no completion")
-    if not text.strip():
+    if found.finish_reason in _BROKEN_OFF:
+        return ProbeResult(Outcome.FAILED, f"it breaks off: {found.finish_reason}")
+    if not (found.text or (found.finish_reason and found.tokens > 0)):
         return ProbeResult(Outcome.FAILED, "it generates nothing")
-    if known is not None and text != known:
+    if known is not None and found.text != known:
         # The prompt is ours, so its answer may be shown.
-        return ProbeResult(Outcome.FAILED, f"it answers {text[:60]!r}, and {known[:60]!r} before")
-    return ProbeResult(Outcome.PASSED, text)
+        return ProbeResult(Outcome.FAILED, f"it answers {found.text[:60]!r}, and {known[:60]!r} before")
+    return ProbeResult(Outcome.PASSED, found.text)
 
 
-def _text(body: bytes) -> str | None:
+def _completion(body: bytes) -> _Completion | None:
     try:
-        choices = json.loads(body)["choices"]
-        text = choices[0]["text"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        answer = json.loads(body)
+        choice = answer["choices"][0]
+        text, reason = choice["text"], choice.get("finish_reason")
+        usage = answer.get("usage")
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return None
-    return text if isinstance(text, str) else None
+    if not isinstance(text, str):
+        return None
+    return _Completion(text, reason if isinstance(reason, str) else "", tokens if isinstance(tokens, int) else 0)

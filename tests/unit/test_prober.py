@@ -24,8 +24,14 @@ PATIENCE_S = 20.0
 PASSED, FAILED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.UNKNOWN
 
 
-def completion(text: Any) -> bytes:
-    return json.dumps({"object": "text_completion", "choices": [{"index": 0, "text": text}]}).encode()
+def completion(text: Any, **said: Any) -> bytes:
+    """An answer with this text; `finish_reason` and `usage` as given."""
+    choice = {"index": 0, "text": text} | {name: said.pop(name) for name in ("finish_reason",) if name in said}
+    return json.dumps({"object": "text_completion", "choices": [choice], **said}).encode()
+
+
+def counted(tokens: Any) -> dict[str, Any]:
+    return {"prompt_tokens": 5, "completion_tokens": tokens}
 
 
 @pytest.mark.parametrize(
@@ -35,10 +41,30 @@ def completion(text: Any) -> bytes:
         (200, completion(" Paris"), " Paris", PASSED),
         (200, completion(" London"), " Paris", FAILED),
         (200, completion(""), None, FAILED),
-        (200, completion(" \n"), None, FAILED),
+        # White space is what some models go on with.
+        (200, completion(" \n"), None, PASSED),
+        # A model may end at once: vLLM counts the token that said so.
+        (200, completion("", finish_reason="stop", usage=counted(1)), None, PASSED),
+        (200, completion("", finish_reason="stop", usage=counted(1)), "", PASSED),
+        (200, completion("", finish_reason="stop", usage=counted(1)), " Paris", FAILED),
+        (200, completion(" Paris", finish_reason="length", usage=counted(8)), "", FAILED),
+        # Only special tokens, which no text shows.
+        (200, completion("", finish_reason="length", usage=counted(8)), None, PASSED),
+        # Nothing shows that it ran.
+        (200, completion("", finish_reason="stop"), None, FAILED),
+        (200, completion("", finish_reason="stop", usage=counted(0)), None, FAILED),
+        (200, completion("", finish_reason="stop", usage=counted("1")), None, FAILED),
+        (200, completion("", usage=counted(1)), None, FAILED),
+        (200, completion("", finish_reason=None, usage=counted(1)), None, FAILED),
+        (200, completion("", finish_reason="stop", usage=[1]), None, FAILED),
+        # The engine gave it up.
+        (200, completion(" Par", finish_reason="abort", usage=counted(1)), None, FAILED),
+        (200, completion(" Par", finish_reason="error", usage=counted(1)), None, FAILED),
         (200, completion(None), None, FAILED),
         (200, b"{}", None, FAILED),
         (200, b'{"choices": []}', None, FAILED),
+        (200, b'{"choices": ["text"]}', None, FAILED),
+        (200, b"[]", None, FAILED),
         (200, b"[" * 100_000, None, FAILED),
         (500, errors.cuda_error().encoded(), None, FAILED),
         (500, b"", None, FAILED),
