@@ -95,12 +95,14 @@ class Gauges:
         workers: workers by state.
         snapshot_age_s: seconds since the last message from Redis.
         redis_up: whether Redis is reachable.
+        failing: whether the last snapshot could not be built, and an older one is served.
     """
 
     clients: Iterable[ClientStatus]
     workers: Mapping[WorkerStatus, int]
     snapshot_age_s: float
     redis_up: bool
+    failing: bool
 
 
 class XdsCollector(Collector):
@@ -140,6 +142,11 @@ class XdsCollector(Collector):
             "recursant_snapshot_age_seconds", "Time since the last message from Redis.", value=gauges.snapshot_age_s
         )
         yield GaugeMetricFamily("recursant_redis_up", "1 while Redis is reachable.", value=int(gauges.redis_up))
+        yield GaugeMetricFamily(
+            "recursant_xds_snapshot_failing",
+            "1 while the last snapshot could not be built and an older one is served.",
+            value=int(gauges.failing),
+        )
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read gauges whose owners do not run yet."""

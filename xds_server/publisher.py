@@ -16,6 +16,7 @@ from xds_server.debounce import Debounce
 from xds_server.metrics import Recorder
 from xds_server.policies import policy_resources, rules_resource
 from xds_server.projection import Projection, Rebuild
+from xds_server.rebuild_log import RebuildLog
 from xds_server.resource import ENDPOINT, Resource
 from xds_server.resources.build import build, build_endpoints
 from xds_server.snapshot import Snapshot, TypeDiff
@@ -45,7 +46,13 @@ class Publisher:
         self._wake = asyncio.Event()
         self._resources: list[Resource] = []
         self._snapshot = Snapshot()
+        self._rebuild_log = RebuildLog()
         self.fleet = Projection()
+
+    @property
+    def failing(self) -> bool:
+        """Whether what is served is older than what was to be: the last snapshot could not be built."""
+        return self._rebuild_log.failing
 
     def observe(self, record: WorkerRecord) -> None:
         """For `FleetDirectory.subscribe`."""
@@ -96,11 +103,12 @@ class Publisher:
             resources = self._build()
             snapshot = Snapshot(resources, previous=self._snapshot)
             snapshot.check(_STATIC_CLUSTERS)
-        except Exception:  # noqa: BLE001 - whatever is wrong with the new one, the last good one serves on
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the new one, the last good one serves on
             self._recorder.snapshot_failed()
-            _log.exception("cannot build what Envoy is to get; it keeps what it has")
+            self._rebuild_log.failed(error)
             # What was needed still is: the next change tries again.
             return
+        self._rebuild_log.built()
         self._needed = Rebuild.NOTHING
         self._resources = resources
         if changes := snapshot.diff(self._snapshot):

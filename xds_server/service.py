@@ -78,6 +78,7 @@ async def serve(config: Config, stop: asyncio.Event, *, watched: Path | None = N
             workers=publisher.fleet.statuses(),
             snapshot_age_s=directory.snapshot_age_s(time.monotonic()),
             redis_up=directory.redis_up,
+            failing=publisher.failing,
         )
 
     async with _metrics(config, registry, gauges):

@@ -172,13 +172,22 @@ async def test_a_failing_build_keeps_the_last_good_snapshot_and_the_next_change_
         await bench.settle()
         assert len(bench.published) == 1
         assert bench.failures() == 1
-        assert "no such template" in caplog.text
+        assert "ValueError: no such template" in caplog.text
+        assert bench.publisher.failing
+        caplog.clear()
+        bench.publisher.observe(record("w2"))
+        await bench.settle()
+        assert bench.failures() == 2
+        # It was said just now.
+        assert caplog.records == []
+        bench.publisher.remove("w2")
         bench.broken = None
         # A change of endpoints alone, but what failed before is made up for.
         bench.publisher.observe(record("w1", endpoint="10.0.0.7:8000"))
         await bench.count(2)
         assert bench.builds[-1] == "everything"
         assert bench.endpoints() == ["10.0.0.7"]
+        assert not bench.publisher.failing
 
 
 async def test_an_inconsistent_snapshot_is_not_published(

@@ -338,8 +338,9 @@ async def test_labels_are_never_a_clients_words(bench: Benches):
     await call.write(ask(CLUSTER))
     response = await soon(call.read())
     await call.write(ask(CLUSTER, nonce=response.nonce))
-    rig.registry.register(XdsCollector(lambda: Gauges(rig.server.clients(), {}, 0.0, redis_up=True)))
+    rig.registry.register(XdsCollector(lambda: Gauges(rig.server.clients(), {}, 0.0, redis_up=True, failing=True)))
     await until(lambda: rig.count("recursant_xds_clients", type="Cluster", state="SYNCED") == 1)
     assert rig.count("recursant_xds_clients", type="other", state="PENDING") == 1
     assert rig.count("recursant_xds_pushes_total", type="other") == 1
     assert rig.count("recursant_xds_streams", protocol="delta") == 1
+    assert rig.count("recursant_xds_snapshot_failing") == 1
