@@ -217,7 +217,7 @@ class DecisionLog:
         if isinstance(outcome, Decision):
             decided = Pick(outcome.rows, outcome.model, over_sla=outcome.fallback == "sla")
             need = outcome.need_of(demand)
-            counted = Counted(outcome.rows[0], need.kv_tokens)
+            counted = Counted(outcome.rows[0], outcome.prompt_tokens, outcome.answer_tokens)
         found = summarise(
             self._table,
             need,

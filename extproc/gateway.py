@@ -120,6 +120,7 @@ class Decision:
         fallback: the fallback that was taken, for `x-recursant-fallback`.
         max_tokens: the most tokens of output that the body may ask for; None: as many as it likes.
         shaped: the tokens of output that memory left, where it decided.
+        prompt_tokens, answer_tokens: what it counts with at the first of `rows`.
     """
 
     rows: tuple[int, ...]
@@ -131,6 +132,8 @@ class Decision:
     fallback: str | None = None
     max_tokens: int | None = None
     shaped: int | None = None
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
 
     def need_of(self, demand: Demand) -> Need:
         """What the request was placed with."""
@@ -319,7 +322,8 @@ class Gateway:
     ) -> Decision | Refusal:
         """Choose the workers for a request, if somebody has room for it.
 
-        The first worker is counted as having the request in flight: the caller must release it.
+        The first worker is counted as having the request in flight: the caller must release it, with the decision's
+        `prompt_tokens` and `answer_tokens`.
 
         Args:
             demand: from `demand`.
@@ -364,10 +368,17 @@ class Gateway:
         masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY)]
         if not all(mask is None or mask[0] for mask in masks):
             return None
-        self.table.acquire(row, need.kv_tokens, need.prompt_tokens)
+        self.table.acquire(row, need.prompt_tokens, need.answer_tokens)
         # Its bounds are its own.
         fallback = None if leader.fallback == "shape" else leader.fallback
-        return replace(leader, fallback=fallback, max_tokens=demand.agent.max_new_tokens, shaped=None)
+        return replace(
+            leader,
+            fallback=fallback,
+            max_tokens=demand.agent.max_new_tokens,
+            shaped=None,
+            prompt_tokens=need.prompt_tokens,
+            answer_tokens=need.answer_tokens,
+        )
 
     def degraded(self, demand: Demand, family: str) -> Demand:
         """The same request for another family, whose model takes the place of every name of the first one."""
@@ -421,8 +432,8 @@ class Gateway:
     def _decision(self, demand: Demand, found: Pick, fallback: str | None, shaped: int | None = None) -> Decision:
         table = self.table
         need = demand.need
-        expected_tokens = need.expected_tokens if shaped is None else shaped
-        table.acquire(found.rows[0], need.prompt_tokens + expected_tokens, need.prompt_tokens)
+        answer_tokens = need.answer_tokens if shaped is None else min(need.answer_tokens, shaped)
+        table.acquire(found.rows[0], need.prompt_tokens, answer_tokens)
         if fallback is not None:
             self.recorder.fallback_taken(demand.agent.agent, fallback)
         engine_priority = None
@@ -442,4 +453,6 @@ class Gateway:
             # Memory never leaves more than was asked for, and that is within the agent's own bound.
             max_tokens=demand.agent.max_new_tokens if shaped is None else shaped,
             shaped=shaped,
+            prompt_tokens=need.prompt_tokens,
+            answer_tokens=answer_tokens,
         )

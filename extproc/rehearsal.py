@@ -95,7 +95,7 @@ class _Uncounted:
     def __init__(self, table: FleetTable) -> None:
         self._table = table
 
-    def acquire(self, row: int, tokens: int = 0, prompt_tokens: int = 0) -> None:
+    def acquire(self, row: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
         """Count nothing."""
 
     def __getattr__(self, name: str) -> Any:

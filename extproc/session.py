@@ -246,8 +246,9 @@ class RequestSession:
         if row == self._row:
             return
         self._release()
-        if row is not None:
-            table.acquire(row)
+        decision = self._decision
+        if row is not None and decision is not None:
+            table.acquire(row, decision.prompt_tokens, decision.answer_tokens)
             self._row = row
             self._worker = table.worker_id(row)
         else:
@@ -262,8 +263,8 @@ class RequestSession:
             gateway.calibration.finished(self._worker, family, arrival.content_length or 0)
 
     def _release(self) -> None:
-        if self._row is not None:
-            self._gateway.table.release(self._row)
+        if self._row is not None and self._decision is not None:
+            self._gateway.table.release(self._row, self._decision.prompt_tokens, self._decision.answer_tokens)
             self._row = None
             self._desk.capacity_changed()
 

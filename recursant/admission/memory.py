@@ -1,16 +1,24 @@
 """The memory pre-check (SPEC E2): how much a worker's KV cache can take and keep its head above water.
 
-In tokens: the cache holds `kv_blocks_total x kv_block_tokens` of them. What is used comes with each beat; what was sent
-since that beat is taken off by our own estimates, so that a burst is seen at once.
+In tokens: the cache holds `kv_blocks_total x kv_block_tokens` of them. A beat says what is used, and not what the
+requests there will still write. So what the cache will hold at their end is bounded twice; the smaller bound counts:
+
+- by the report: what is used, the prompts that wait there, those that no report has seen, and all answers of the
+  requests that we have in flight there. It counts what an answer has written twice, and a shared prefix once.
+- by the requests: the prompts and answers of those that we have in flight there, and of what is used the part of those
+  that came past us. It counts what an answer has written once, and a shared prefix for each.
 """
 
 import math
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 from recursant.v1.worker_state_pb2 import WorkerState
 
 # Fewer tokens of output than this are no answer: then the request is refused, whatever its policy says of shaping.
 LEAST_SHAPED_TOKENS: Final = 16
+# A whole number of tokens, as a share of the cache, may come back from a multiplication a little beside itself.
+_NOISE: Final = 1e-6
 
 
 def shaped_output(room: float, prompt_tokens: int) -> int | None:
@@ -24,23 +32,57 @@ def kv_tokens(state: WorkerState) -> int:
     return state.kv_blocks_total * state.kv_block_tokens
 
 
-def room_tokens(state: WorkerState, water_mark: float) -> float:
-    """KV tokens that a worker can still take below the water-mark; NaN where it does not report its cache.
+# Not frozen: one is made for every beat, and that alone would triple the time.
+@dataclass(slots=True)
+class CacheReport:
+    """What a beat says of a worker's KV cache. Token counts are whole, so that sums and differences are exact.
 
-    Below zero where it is past the mark already.
-
-    Args:
-        state: the worker's report.
-        water_mark: the share of its cache that requests may take, 0 to 1.
+    Attributes:
+        total: tokens that it holds.
+        used: those in use.
+        waiting: prompt tokens of the requests that wait in the engine: they hold nothing yet, and will.
+        foreign: the share of the requests there, 0 to 1, that came past the processes of this host.
+        unseen: the share of what this host has in flight there, 0 to 1, that the beat does not know of: on the way to
+            the engine when it was made.
     """
-    total = kv_tokens(state)
-    if total == 0 or not state.HasField("kv_cache_usage"):
-        return math.nan
-    # What waits in the engine holds nothing yet, and will.
-    return (water_mark - state.kv_cache_usage) * total - state.waiting_tokens
 
+    total: int
+    used: int
+    waiting: int
+    foreign: float
+    unseen: float
 
-def held_tokens(state: WorkerState) -> float:
-    """KV tokens that a worker's cache holds; NaN where it does not report its cache."""
-    total = kv_tokens(state)
-    return state.kv_cache_usage * total if total and state.HasField("kv_cache_usage") else math.nan
+    @classmethod
+    def of(cls, state: WorkerState, in_flight: int) -> Self | None:
+        """Read a report; None where the worker does not tell of its cache.
+
+        Args:
+            state: the report.
+            in_flight: requests that this host has there.
+        """
+        total = kv_tokens(state)
+        if total == 0 or not state.HasField("kv_cache_usage"):
+            return None
+        reported = state.running_requests + state.waiting_requests
+        # What is used where no request is cannot be one of ours.
+        foreign = max(1 - in_flight / reported, 0.0) if reported else 1.0
+        unseen = max(1 - reported / in_flight, 0.0) if in_flight else 0.0
+        used = math.ceil(state.kv_cache_usage * total - _NOISE)
+        return cls(total, used, state.waiting_tokens, foreign, unseen)
+
+    def reserved(self, prompts: int, answers: int, sent: int) -> float:
+        """Tokens that the cache will hold when every request there has its answer.
+
+        Args:
+            prompts: prompt tokens of the requests that this host has in flight there.
+            answers: tokens of their answers, written or not.
+            sent: prompt tokens that were sent there since the beat.
+        """
+        here = self.used + self.waiting
+        by_report = here + math.ceil(self.unseen * max(prompts - sent, 0)) + sent + answers
+        by_requests = prompts + answers + math.ceil(self.foreign * here)
+        return max(self.used, min(by_report, by_requests))
+
+    def room(self, water_mark: float, prompts: int, answers: int, sent: int) -> float:
+        """Tokens that it can still take below the water-mark, a share of the cache; below zero where it is past it."""
+        return math.floor(water_mark * self.total + _NOISE) - self.reserved(prompts, answers, sent)

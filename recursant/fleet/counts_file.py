@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from recursant.config.model import MAX_EXTPROC_PROCESSES
 
-_MAGIC: Final = b"RCNTCNT1"
+_MAGIC: Final = b"RCNTCNT2"
 _HEADER: Final = struct.Struct("=8sII")
 _HEADER_BYTES: Final = 64
 # Bytes of the file that stand for locks: the one for columns, then one for each process from 1.
@@ -77,7 +77,8 @@ class CountsFile:
         # Eight-byte numbers first, so that everything is aligned.
         self._at = _HEADER_BYTES
         self._keys: NDArray[np.uint64] = self._part(np.uint64, columns)
-        # Tokens ever sent to each worker; only grows, and so survives its process without harm.
+        # Of the requests in flight: their prompt tokens; and prompts and answers together.
+        self.prompts: NDArray[np.int64] = self._part(np.int64, processes, columns)
         self.tokens: NDArray[np.int64] = self._part(np.int64, processes, columns)
         # How often a process gave a place back; only grows.
         self.released: NDArray[np.int64] = self._part(np.int64, processes)
@@ -174,6 +175,8 @@ class CountsFile:
     def _clear(self, process: int) -> None:
         row = process - 1
         self.counts[row] = 0
+        self.prompts[row] = 0
+        self.tokens[row] = 0
         self._uses[row] = 0
 
     def _part(self, kind: type[_T], *shape: int) -> NDArray[_T]:
@@ -200,5 +203,5 @@ class CountsFile:
 
 def _size(processes: int, columns: int) -> int:
     """Bytes of the file: as `CountsFile` lays it out."""
-    per_column = np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize + 1
+    per_column = 2 * np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize + 1
     return _HEADER_BYTES + columns * 8 + processes * (columns * per_column + 8)

@@ -16,22 +16,24 @@ class SharedSlots(Slots):
         file: this process's part in it.
     """
 
+    alone = False
+
     def __init__(self, file: CountsFile) -> None:
         super().__init__()
         self._file = file
         self._counts = file.counts[file.row]
-        self._sent = file.tokens[file.row]
+        self._prompts = file.prompts[file.row]
+        self._tokens = file.tokens[file.row]
         self._released = int(file.released[file.row])
         # Row by row: for a few processes that is several times faster than a sum over the matrix.
         others = [row for row in range(len(file.counts)) if row != file.row]
         self._other_counts = [file.counts[row] for row in others]
-        self._other_sent = [file.tokens[row] for row in others]
+        self._other_prompts = [file.prompts[row] for row in others]
+        self._other_tokens = [file.tokens[row] for row in others]
 
-    def add(self, slot: int, delta: int, tokens: int = 0) -> None:
+    def add(self, slot: int, delta: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
         """See `Slots.add`."""
-        super().add(slot, delta)
-        if tokens:
-            self._sent[slot] += tokens
+        super().add(slot, delta, prompt_tokens, answer_tokens)
         if delta < 0:
             self._released -= delta
             self._file.released[self._file.row] = self._released
@@ -46,14 +48,15 @@ class SharedSlots(Slots):
     def tokens_elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64] | None:
         """See `Slots.tokens_elsewhere`."""
         found: NDArray[np.int64] | None = None
-        for row in self._other_sent:
+        for row in self._other_tokens:
             found = row.take(slots) if found is None else found + row.take(slots)
         return found
 
-    def at(self, slot: int) -> tuple[int, int]:
+    def at(self, slot: int) -> tuple[int, int, int]:
         """See `Slots.at`."""
         in_flight = int(self._counts[slot]) + sum(int(row[slot]) for row in self._other_counts)
-        return in_flight, sum(int(row[slot]) for row in self._other_sent)
+        prompts = sum(int(row[slot]) for row in self._other_prompts)
+        return in_flight, prompts, sum(int(row[slot]) for row in self._other_tokens)
 
     def released_elsewhere(self) -> int:
         """How many places other processes gave back, ever; a change means that there may be room."""

@@ -1,4 +1,4 @@
-"""Which row of the fleet table belongs to which worker, and how many requests are in flight there.
+"""Which row of the fleet table belongs to which worker, how many requests are in flight there, and of what length.
 
 A worker keeps its slot while it is known, and after that until its last request has ended: a release never meets
 another worker's count. The table grows with the workers that are known or still have requests; both are bounded by
@@ -10,10 +10,16 @@ from numpy.typing import NDArray
 
 
 class Slots:
-    """Slots for workers with one in-flight count each."""
+    """Slots for workers, each with its requests in flight, their prompt tokens, and the tokens that they may hold."""
+
+    # No other process counts here.
+    alone = True
 
     def __init__(self) -> None:
         self._counts: NDArray[np.int32] = np.zeros(16, dtype=np.int32)
+        self._prompts: NDArray[np.int64] = np.zeros(16, dtype=np.int64)
+        # Prompts and answers.
+        self._tokens: NDArray[np.int64] = np.zeros(16, dtype=np.int64)
         self._slot_of: dict[str, int] = {}
         # Of workers that left while requests were in flight there.
         self._retired: dict[int, str] = {}
@@ -33,17 +39,22 @@ class Slots:
         self._retired[slot] = worker_id
         self._free_if_done(slot)
 
-    def add(self, slot: int, delta: int, tokens: int = 0) -> None:
-        """Change the count of a slot. `tokens` were sent there with it, for others to know.
+    def add(self, slot: int, delta: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
+        """Change the count of a slot, and the tokens of its requests; all three of one sign.
 
         Raises:
-            ValueError: it would fall below zero.
+            ValueError: something would fall below zero, or tokens would be left where no request is.
         """
-        del tokens
         count = int(self._counts[slot]) + delta
         if count < 0:
             raise ValueError(f"slot {slot} was released more often than acquired")
+        prompts = int(self._prompts[slot]) + prompt_tokens
+        tokens = int(self._tokens[slot]) + prompt_tokens + answer_tokens
+        if not 0 <= prompts <= tokens or (tokens and not count):
+            raise ValueError(f"slot {slot} was released with other tokens than acquired")
         self._counts[slot] = count
+        self._prompts[slot] = prompts
+        self._tokens[slot] = tokens
         if slot in self._retired:
             self._free_if_done(slot)
 
@@ -56,14 +67,18 @@ class Slots:
         found: NDArray[np.int32] = self._counts[slots]
         return found
 
+    def tokens(self, slot: int) -> tuple[int, int]:
+        """Of what this process has in flight at a slot: the prompt tokens, and those of prompts and answers."""
+        return int(self._prompts[slot]), int(self._tokens[slot])
+
     def tokens_elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64] | None:
-        """Tokens that other processes of this host ever sent to each of `slots`; None where there are no others."""
+        """Prompt and answer tokens of what other processes of this host have in flight; None where there are none."""
         del slots
         return None
 
-    def at(self, slot: int) -> tuple[int, int]:
-        """Of one slot what `counts` and `tokens_elsewhere` say of many; 0 tokens where there are no others."""
-        return int(self._counts[slot]), 0
+    def at(self, slot: int) -> tuple[int, int, int]:
+        """Of one slot: requests in flight, of all processes; and of the others what `tokens` says of this one."""
+        return int(self._counts[slot]), 0, 0
 
     def total(self) -> int:
         """Requests that this process has in flight, everywhere."""
@@ -75,6 +90,8 @@ class Slots:
         if not self._free:
             size = self._counts.size
             self._counts = np.concatenate([self._counts, np.zeros(size, dtype=np.int32)])
+            self._prompts = np.concatenate([self._prompts, np.zeros(size, dtype=np.int64)])
+            self._tokens = np.concatenate([self._tokens, np.zeros(size, dtype=np.int64)])
             self._free.extend(range(2 * size - 1, size - 1, -1))
         return self._free.pop()
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recursant.admission.memory import held_tokens, kv_tokens, room_tokens
+from recursant.admission.memory import CacheReport
 from recursant.admission.rules import DEFAULT_ADMISSION, Admission
 from recursant.agents.priority import PriorityClass
 from recursant.fleet.slots import Slots
@@ -54,7 +54,7 @@ class Fact(IntEnum):
     QUEUE_WAIT_MS = 7
     FREE_VRAM_MB = 8
     BANDWIDTH_HEADROOM_MB_S = 9
-    # Tokens that its KV cache takes below the water-mark: as of the last beat, less what we sent there since.
+    # Tokens that its KV cache takes below the water-mark, what its requests will still write taken off.
     KV_ROOM_TOKENS = 10
     # Up to how many requests each priority class may fill it: PLACES_LOW + class.
     PLACES_LOW = 11
@@ -63,7 +63,7 @@ class Fact(IntEnum):
     PLACES_CRITICAL = 14
     # For all classes together, while the worker is on trial after an isolation.
     TRIAL_PLACES = 15
-    # What other processes of this host had ever sent there at the moment of the last beat, in tokens.
+    # Tokens of what other processes of this host had in flight there at the moment of the last beat.
     TOKENS_ELSEWHERE_AT_BEAT = 16
     # Prompt tokens that this process sent there since the last beat; and tokens that its KV cache holds: as of the
     # last beat, and what we sent there since.
@@ -104,6 +104,9 @@ class FleetTable:
         self._shares = _shares(admission)
         self._facts: Facts = np.full((len(Fact), 16), _UNKNOWN)
         self._records: list[WorkerRecord | None] = [None] * 16
+        # Of each worker that tells of its KV cache: its report, and what other processes had in flight then, as
+        # `Slots.tokens` counts it.
+        self._caches: list[tuple[CacheReport, int, int] | None] = [None] * 16
         self._row_of: dict[str, int] = {}
         self._row_of_endpoint: dict[str, int] = {}
         self._sets: dict[tuple[str, str, frozenset[str]], CandidateSet] = {}
@@ -129,19 +132,17 @@ class FleetTable:
         if row is None:
             return
         self._records[row] = None
+        self._caches[row] = None
         self._slots.leave(worker_id)
         self._layout_changed()
 
     def set_admission(self, admission: Admission) -> None:
         """Another water-mark and other shares, for the reports that are here and for those to come."""
-        raised = admission.kv_water_mark - self._admission.kv_water_mark
         self._admission = admission
         self._shares = _shares(admission)
         for row in self._row_of.values():
-            record = self._records[row]
-            if record is not None:
-                # What was sent there since the report stays taken off.
-                self._facts[Fact.KV_ROOM_TOKENS, row] += raised * kv_tokens(record.state)
+            if self._records[row] is not None:
+                self._write_room(row)
                 self._write_places(row)
 
     # --- what a pick reads ---
@@ -230,20 +231,33 @@ class FleetTable:
 
     # --- in-flight counts ---
 
-    def acquire(self, row: int, tokens: int = 0, prompt_tokens: int = 0) -> None:
-        """Count one more request in flight at the worker in `row`, of `tokens` prompt and output tokens together."""
-        self._slots.add(row, 1, tokens)
-        self._facts[Fact.KV_ROOM_TOKENS, row] -= tokens
-        self._facts[Fact.KV_HELD_TOKENS, row] += tokens
-        self._facts[Fact.PROMPT_TOKENS_SENT, row] += prompt_tokens
+    def acquire(self, row: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
+        """Count one more request in flight at the worker in `row`.
 
-    def release(self, row: int) -> None:
-        """Count one less. The caller does it exactly once for each `acquire`.
+        Args:
+            row: of the worker.
+            prompt_tokens: the length of its prompt.
+            answer_tokens: what its KV cache must have free for the answer.
+        """
+        self._slots.add(row, 1, prompt_tokens, answer_tokens)
+        if prompt_tokens or answer_tokens:
+            self._facts[Fact.KV_HELD_TOKENS, row] += prompt_tokens + answer_tokens
+            self._facts[Fact.PROMPT_TOKENS_SENT, row] += prompt_tokens
+            self._write_room(row)
+
+    def release(self, row: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
+        """Count one less. The caller does it exactly once for each `acquire`, with the same numbers.
 
         Raises:
-            ValueError: it was released more often than acquired.
+            ValueError: it was released more often than acquired, or with other numbers.
         """
-        self._slots.add(row, -1)
+        self._slots.add(row, -1, -prompt_tokens, -answer_tokens)
+        if prompt_tokens or answer_tokens:
+            self._write_room(row)
+
+    def room_taken(self, row: int, prompt_tokens: int, answer_tokens: int) -> float:
+        """How much of the room of `row` a request takes that is in flight there, and was sent since the last beat."""
+        return self._room(row, prompt_tokens, answer_tokens) - self._room(row)
 
     def in_flight(self) -> dict[str, int]:
         """This process's in-flight requests by worker id, of the workers that are known."""
@@ -270,6 +284,7 @@ class FleetTable:
             more = np.full_like(self._facts, _UNKNOWN)
             self._facts = np.concatenate([self._facts, more], axis=1)
             self._records.extend([None] * len(self._records))
+            self._caches.extend([None] * len(self._caches))
         self._facts[:, row] = _UNKNOWN
         self._row_of[worker_id] = row
         return row
@@ -277,7 +292,9 @@ class FleetTable:
     def _write_facts(self, row: int, state: WorkerState, *, afresh: bool) -> None:
         column = self._facts[:, row]
         column[Fact.REPORTED] = state.running_requests + state.waiting_requests
-        column[Fact.IN_FLIGHT_AT_BEAT], column[Fact.TOKENS_ELSEWHERE_AT_BEAT] = self._slots.at(row)
+        in_flight, prompts_elsewhere, tokens_elsewhere = self._slots.at(row)
+        column[Fact.IN_FLIGHT_AT_BEAT] = in_flight
+        column[Fact.TOKENS_ELSEWHERE_AT_BEAT] = tokens_elsewhere
         slots = float(state.max_num_seqs) if state.max_num_seqs else _UNKNOWN
         column[Fact.SLOTS] = slots
         column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS
@@ -290,10 +307,27 @@ class FleetTable:
         else:
             column[Fact.BANDWIDTH_HEADROOM_MB_S] = _UNKNOWN
 
-        column[Fact.KV_ROOM_TOKENS] = room_tokens(state, self._admission.kv_water_mark)
-        column[Fact.KV_HELD_TOKENS] = held_tokens(state)
+        cache = CacheReport.of(state, in_flight)
+        self._caches[row] = None if cache is None else (cache, prompts_elsewhere, tokens_elsewhere)
+        column[Fact.KV_HELD_TOKENS] = _UNKNOWN if cache is None else cache.used
         column[Fact.PROMPT_TOKENS_SENT] = 0.0
+        self._write_room(row)
         self._write_places(row)
+
+    def _write_room(self, row: int) -> None:
+        self._facts[Fact.KV_ROOM_TOKENS, row] = self._room(row)
+
+    def _room(self, row: int, less_prompt: int = 0, less_answer: int = 0) -> float:
+        """The room of a worker; or what it would be without one request of this length, sent since the beat."""
+        found = self._caches[row]
+        if found is None:
+            return _UNKNOWN
+        cache, prompts_elsewhere, tokens_elsewhere = found
+        prompts, tokens = self._slots.tokens(row)
+        prompts += prompts_elsewhere - less_prompt
+        answers = tokens + tokens_elsewhere - less_prompt - less_answer - prompts
+        sent = int(self._facts[Fact.PROMPT_TOKENS_SENT, row]) - less_prompt
+        return cache.room(self._admission.kv_water_mark, prompts, answers, sent)
 
     def _write_places(self, row: int) -> None:
         slots = float(self._facts[Fact.SLOTS, row])

@@ -141,10 +141,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A pick that the table has counted already, to be left out: row, and tokens taken off its room."""
+    """A pick that the table has counted already, to be left out: with what `FleetTable.acquire` was told."""
 
     row: int
-    tokens: int
+    prompt_tokens: int
+    answer_tokens: int
 
 
 def explain(
@@ -328,9 +329,9 @@ def _evaluate(
     if counted is not None:
         there = found.rows == counted.row
         facts[Fact.IN_FLIGHT, there] -= 1
-        facts[Fact.KV_ROOM_TOKENS, there] += counted.tokens
-        facts[Fact.KV_HELD_TOKENS, there] -= counted.tokens
-        facts[Fact.PROMPT_TOKENS_SENT, there] -= need.prompt_tokens
+        facts[Fact.KV_ROOM_TOKENS, there] += table.room_taken(counted.row, counted.prompt_tokens, counted.answer_tokens)
+        facts[Fact.KV_HELD_TOKENS, there] -= counted.prompt_tokens + counted.answer_tokens
+        facts[Fact.PROMPT_TOKENS_SENT, there] -= counted.prompt_tokens
     lengths = found.max_model_len
     load = load_of(facts)
     masks: dict[str, Mask] = {}

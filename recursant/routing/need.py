@@ -21,7 +21,8 @@ class Need:
         min_vram_mb: memory that the worker must be able to give it.
         min_bandwidth_mb_s: memory bandwidth that must be left.
         prompt_tokens: length of the prompt, estimated.
-        expected_tokens: length of the answer, expected.
+        expected_tokens: length of the answer, expected: no longer than that.
+        likely_tokens: how much of the KV cache stays free for it while it runs; None: `expected_tokens`.
         context_length: prompt and output together that the worker's model must be able to hold, in tokens.
         latency_sla_ms: what the expected wait is held against.
         count_as: the class whose share of the slots it may use; None: any worker, full or not.
@@ -34,6 +35,7 @@ class Need:
     min_bandwidth_mb_s: int = 0
     prompt_tokens: int = 0
     expected_tokens: int = DEFAULT_EXPECTED_TOKENS
+    likely_tokens: int | None = None
     context_length: int = 0
     latency_sla_ms: int | None = None
     count_as: PriorityClass | None = None
@@ -47,3 +49,8 @@ class Need:
     def kv_tokens(self) -> int:
         """What the request will hold in the KV cache at its end."""
         return self.prompt_tokens + self.expected_tokens
+
+    @property
+    def answer_tokens(self) -> int:
+        """What the request counts with for its answer while it is in flight."""
+        return self.expected_tokens if self.likely_tokens is None else min(self.likely_tokens, self.expected_tokens)

@@ -1,4 +1,3 @@
-import math
 from typing import Any
 
 import pytest
@@ -6,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recursant.admission.classes import class_by_rules
-from recursant.admission.memory import room_tokens
+from recursant.admission.memory import CacheReport
 from recursant.admission.queue import Held, HoldQueue
 from recursant.admission.rules import AGEING_MS, WATER_MARK, ClassRules
 from recursant.admission.shares import aged_class
@@ -75,18 +74,46 @@ def test_without_an_agent_the_rules_alone_class() -> None:
 # --- memory ---
 
 
+def cache(in_flight: int = 0, **fields: Any) -> CacheReport:
+    """1,600 tokens, half of them used."""
+    state = WorkerState(**{"kv_blocks_total": 100, "kv_block_tokens": 16, "kv_cache_usage": 0.5} | fields)
+    found = CacheReport.of(state, in_flight)
+    assert found is not None
+    return found
+
+
 def test_the_water_mark_is_85_percent() -> None:
-    state = WorkerState(kv_blocks_total=100, kv_block_tokens=16, kv_cache_usage=0.5)
-    assert room_tokens(state, WATER_MARK) == pytest.approx(0.35 * 1_600)
-    state.kv_cache_usage = 0.9
-    assert room_tokens(state, WATER_MARK) < 0
-    assert math.isnan(room_tokens(WorkerState(kv_blocks_total=100, kv_block_tokens=16), WATER_MARK))
-    assert math.isnan(room_tokens(WorkerState(kv_cache_usage=0.1), WATER_MARK))
+    assert cache().room(WATER_MARK, 0, 0, 0) == 0.35 * 1_600
+    assert cache(kv_cache_usage=0.9).room(WATER_MARK, 0, 0, 0) < 0
+    assert CacheReport.of(WorkerState(kv_blocks_total=100, kv_block_tokens=16), 0) is None
+    assert CacheReport.of(WorkerState(kv_cache_usage=0.1), 0) is None
 
 
 def test_prompts_that_wait_in_the_engine_will_need_memory() -> None:
-    state = WorkerState(kv_blocks_total=100, kv_block_tokens=16, kv_cache_usage=0.5, waiting_tokens=200)
-    assert room_tokens(state, WATER_MARK) == pytest.approx(0.35 * 1_600 - 200)
+    assert cache(waiting_requests=2, waiting_tokens=200).room(WATER_MARK, 0, 0, 0) == 0.35 * 1_600 - 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "in_flight", "counted", "reserved"),
+    [
+        # Four requests of 100 + 150, each with 100 tokens of its answer: 1,000 at their end, not 800 + 600.
+        ({"running_requests": 4}, 4, (400, 600, 0), 1_000),
+        # A prefix of 700 that all share: 800 are used, and no more than the answers are to come.
+        ({"running_requests": 4}, 4, (2_900, 600, 0), 1_400),
+        # Two of four came past us: half of what is used is theirs.
+        ({"running_requests": 4}, 2, (200, 300, 0), 400 + 500),
+        # Half of ours are not there yet: their prompts and all answers come on top of what is used.
+        ({"running_requests": 2}, 4, (1_600, 600, 0), 800 + 800 + 600),
+        # What was sent since the beat counts whole, and not twice.
+        ({}, 0, (300, 100, 300), 800 + 300 + 100),
+        # More is used than we know of, for whatever reason: that is so.
+        ({"running_requests": 1}, 1, (10, 10, 0), 800),
+    ],
+)
+def test_what_requests_will_still_write_is_reserved(
+    fields: dict[str, Any], in_flight: int, counted: tuple[int, int, int], reserved: int
+) -> None:
+    assert cache(in_flight, **fields).reserved(*counted) == reserved
 
 
 # --- verdicts ---

@@ -96,7 +96,7 @@ def test_another_water_mark_keeps_what_was_sent_since_the_report() -> None:
     # 1,000 blocks of 16 tokens, half of them used.
     table.upsert(record("w", kv_blocks_total=1_000, kv_block_tokens=16, kv_cache_usage=0.5, max_num_seqs=10))
     [row] = table.candidates().rows
-    table.acquire(row, 100)
+    table.acquire(row, 60, 40)
     table.set_admission(Admission(kv_water_mark=0.6))
 
     def fact(which: int) -> float:
@@ -109,6 +109,7 @@ def test_another_water_mark_keeps_what_was_sent_since_the_report() -> None:
     places = [fact(Fact.PLACES_LOW + each) for each in PriorityClass]
     assert places == [1.0, 5.0, 10.0, 10.0]
     # The next report goes by the newest, too.
+    table.release(row, 60, 40)
     table.upsert(record("w", kv_blocks_total=1_000, kv_block_tokens=16, kv_cache_usage=0.2, max_num_seqs=20))
     assert fact(Fact.KV_ROOM_TOKENS) == pytest.approx((0.9 - 0.2) * 16_000)
     assert fact(Fact.PLACES_NORMAL) == 10.0

@@ -88,7 +88,7 @@ class Office:
 
     def done(self, client: Client) -> None:
         assert isinstance(client.outcome, Decision)
-        self.table.release(client.outcome.rows[0])
+        self.table.release(client.outcome.rows[0], client.outcome.prompt_tokens, client.outcome.answer_tokens)
         self.desk.capacity_changed()
 
     def run(self, at: float | None = None) -> float | None:

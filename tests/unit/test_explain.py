@@ -103,9 +103,9 @@ def test_a_pick_that_is_counted_already_is_seen_as_the_pick_saw_it() -> None:
     need = Need(family="qwen", prompt_tokens=100)
     before = explained(table, need)
     assert isinstance(before.outcome, Pick)
-    table.acquire(before.outcome.rows[0], need.kv_tokens)
+    table.acquire(before.outcome.rows[0], need.prompt_tokens, need.answer_tokens)
     assert row_of(explained(table, need), "w1").load == 3
-    counted = Counted(before.outcome.rows[0], need.kv_tokens)
+    counted = Counted(before.outcome.rows[0], need.prompt_tokens, need.answer_tokens)
     after = summarise(table, need, weights=WEIGHTS, decided=before.outcome, counted=counted, names=8)
     assert after.best == before.considered
 

@@ -26,7 +26,7 @@ def test_the_work_ahead_is_what_waits_what_was_sent_and_what_is_there() -> None:
     state = {"peak_token_rate": 1_000.0, "waiting_tokens": 300, "running_requests": 2, "max_num_seqs": 64}
     table = table_of(record("w1", **{**KV, "kv_cache_usage": 0.25}, **state))
     rows = table.candidates(family="qwen").rows
-    table.acquire(int(rows[0]), tokens=700, prompt_tokens=500)
+    table.acquire(int(rows[0]), prompt_tokens=500, answer_tokens=200)
     facts = table.facts(rows)
     held = 0.25 * 16_000 + 700
     wanted = 100 + LEAST_WORK + (300 + 500) + 3 * WORK_OF_A_REQUEST + held * WORK_OF_A_HELD_TOKEN

@@ -26,7 +26,7 @@ from recursant.fleet.shared_slots import SharedSlots
 file = CountsFile(Path(sys.argv[1]), process=int(sys.argv[2]), processes=3, columns=8)
 slots = SharedSlots(file)
 slots.add(slots.claim("other"), 2)
-slots.add(slots.claim("w1"), 3, 500)
+slots.add(slots.claim("w1"), 3, 300, 200)
 print("counted", flush=True)
 sys.stdin.read()
 """
@@ -82,17 +82,20 @@ def everywhere(slots: SharedSlots, *chosen: int) -> list[int]:
 def test_all_processes_see_what_each_has_in_flight(tmp_path: Path) -> None:
     slots = SharedSlots(part(tmp_path, 1))
     mine = slots.claim("w1")
-    slots.add(mine, 1, 100)
+    slots.add(mine, 1, 60, 40)
     with another(tmp_path, 2):
         assert everywhere(slots, mine) == [4]
         assert (slots.count(mine), slots.total()) == (1, 1)
         sent = slots.tokens_elsewhere(np.array([mine]))
         assert sent is not None
         assert sent.tolist() == [500]
-        assert slots.at(mine) == (4, 500)
+        assert slots.at(mine) == (4, 300, 500)
+        assert slots.tokens(mine) == (60, 100)
         # Whatever order they came in, the same worker has the same column.
         assert everywhere(slots, slots.claim("other")) == [2]
-    slots.add(mine, -1)
+    with pytest.raises(ValueError, match="other tokens"):
+        slots.add(mine, -1, -60)
+    slots.add(mine, -1, -60, -40)
     with pytest.raises(ValueError, match="more often"):
         slots.add(mine, -1)
 
@@ -110,6 +113,7 @@ def test_what_a_killed_process_had_in_flight_is_cleared_by_the_others(tmp_path: 
         assert everywhere(slots, mine) == [4]
         assert file.reap()
         assert everywhere(slots, mine) == [1]
+        assert slots.at(mine) == (1, 0, 0)
         assert not file.reap()
     # Its columns are free again: eight other workers have room beside "w1" but one.
     assert len({slots.claim(f"new-{n}") for n in range(7)} | {mine}) == 8
@@ -123,10 +127,9 @@ def test_a_process_that_starts_again_begins_with_nothing(tmp_path: Path) -> None
         child.wait()
         again = SharedSlots(part(tmp_path, 2))
         assert everywhere(first, mine) == [0]
-        again.add(again.claim("w1"), 1, 7)
-        assert everywhere(first, mine) == [1]
-        # The tokens only ever grow, so that a difference of two looks is never negative.
-        assert first.at(mine) == (1, 507)
+        assert first.at(mine) == (0, 0, 0)
+        again.add(again.claim("w1"), 1, 5, 2)
+        assert first.at(mine) == (1, 5, 7)
 
 
 def test_no_two_processes_are_the_same_one(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_a_full_file_refuses_a_worker(tmp_path: Path) -> None:
     assert slots.claim("w3") == first
 
 
-@pytest.mark.parametrize("text", [b"something else", b"RCNTCNT1" + bytes(56)])
+@pytest.mark.parametrize("text", [b"something else", b"RCNTCNT2" + bytes(56)])
 def test_a_file_for_others_is_refused(tmp_path: Path, text: bytes) -> None:
     part(tmp_path, 1).close()
     with pytest.raises(CountsFileError, match="no file for 2 processes: remove it"):
@@ -230,16 +233,18 @@ def test_a_table_sees_the_load_and_the_memory_that_others_take(tmp_path: Path) -
     table.upsert(record("w1", kv_cache_usage=0.0, kv_blocks_total=1_000, kv_blocks_free=1_000, kv_block_tokens=16))
     rows = table.candidates().rows
     before = table.facts(rows)
-    table.acquire(int(rows[0]), 20)
+    table.acquire(int(rows[0]), 15, 5)
     with another(tmp_path, 2):
         facts = table.facts(rows)
         assert facts[Fact.IN_FLIGHT].tolist() == [4]
         assert facts[Fact.KV_ROOM_TOKENS].tolist() == [before[Fact.KV_ROOM_TOKENS][0] - 520]
-        # The next beat knows of what was sent before it.
-        table.upsert(record("w1", kv_cache_usage=0.0, kv_blocks_total=1_000, kv_blocks_free=1_000, kv_block_tokens=16))
+        # A beat that knows of the four, and of 100 tokens that they hold so far.
+        state = {"kv_cache_usage": 0.00625, "kv_blocks_total": 1_000, "kv_blocks_free": 1_000, "kv_block_tokens": 16}
+        table.upsert(record("w1", running_requests=4, **state))
         facts = table.facts(rows)
         assert facts[Fact.IN_FLIGHT_AT_BEAT].tolist() == [4]
-        assert facts[Fact.KV_ROOM_TOKENS].tolist() == before[Fact.KV_ROOM_TOKENS].tolist()
+        # 205 tokens of answers are the rest of what is used already, and less than all: 100 + 205.
+        assert facts[Fact.KV_ROOM_TOKENS].tolist() == [before[Fact.KV_ROOM_TOKENS][0] - 305]
         assert table.in_flight() == {"w1": 1}
 
 

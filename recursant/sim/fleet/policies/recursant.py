@@ -65,6 +65,8 @@ class _Under:
     demand: Demand
     ticket: Ticket | None = None
     row: int | None = None
+    # What it counts with there.
+    tokens: tuple[int, int] = (0, 0)
     witness: Witness | None = None
 
     def resume(self, outcome: Decision | ApiProblem) -> None:
@@ -161,6 +163,7 @@ class RecursantRouter:
         request.fallback = outcome.fallback
         request.engine_priority = outcome.engine_priority or 0
         under.row = outcome.rows[0]
+        under.tokens = (outcome.prompt_tokens, outcome.answer_tokens)
         under.witness = Witness(self._gateway, outcome.rows, under.demand.deadline_s)
         candidates = [self._index_of[self._table.worker_id(row)] for row in outcome.rows]
         self._outlet.send(request, candidates)
@@ -206,12 +209,12 @@ class RecursantRouter:
             return
         self._release(under)
         if row is not None:
-            self._table.acquire(row)
+            self._table.acquire(row, *under.tokens)
             under.row = row
 
     def _release(self, under: _Under) -> None:
         if under.row is not None:
-            self._table.release(under.row)
+            self._table.release(under.row, *under.tokens)
             under.row = None
             self._desk.capacity_changed()
 
