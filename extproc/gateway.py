@@ -28,7 +28,8 @@ from recursant.fleet.table import Fact, FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
 from recursant.routing.filters import MEMORY, SLOTS
 from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Need
-from recursant.routing.picker import Pick, Refusal, most_room, pick, round_robin
+from recursant.routing.picker import Pick, Refusal, most_room, round_robin
+from recursant.routing.ranking import RankedPicker
 from recursant.routing.scorers import load_of
 
 _REQUEST_ID: Final = re.compile(rb"^[A-Za-z0-9][A-Za-z0-9._:/+=-]*$")
@@ -162,7 +163,7 @@ class Gateway:
         self.clock = clock
         self.evidence = evidence
         self.calibration = calibration or Calibration()
-        self._rng = rng
+        self._picker = RankedPicker(table, rng)
         self._ready = ready
         self._policies: Sequence[AgentPolicy] = config.agents
         self.set_policies(config.agents)
@@ -427,7 +428,7 @@ class Gateway:
 
     def _pick(self, need: Need) -> Pick | Refusal:
         routing = self.config.routing
-        return pick(self.table, need, weights=routing.weights, candidates=routing.candidates, rng=self._rng)
+        return self._picker.pick(need, routing.weights, routing.candidates)
 
     def _decision(self, demand: Demand, found: Pick, fallback: str | None, shaped: int | None = None) -> Decision:
         table = self.table

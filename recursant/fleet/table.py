@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from recursant.admission.memory import CacheReport
 from recursant.admission.rules import DEFAULT_ADMISSION, Admission
 from recursant.agents.priority import PriorityClass
+from recursant.fleet.changes import Changes
 from recursant.fleet.slots import Slots
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
@@ -81,6 +82,7 @@ class CandidateSet:
         max_model_len: prompt and output together, in tokens, of each; NaN where unknown.
         names: every name that requests may use there: models of the family, and LoRA adapters.
         mixed: the workers differ in their concrete model.
+        model_numbers: of the model of each; equal ones are the same model.
     """
 
     rows: Rows
@@ -88,6 +90,7 @@ class CandidateSet:
     max_model_len: Facts
     names: frozenset[str]
     mixed: bool
+    model_numbers: Rows
 
 
 class FleetTable:
@@ -96,9 +99,13 @@ class FleetTable:
     Args:
         slots: where it is counted; by default for this process alone.
         admission: the water-mark, and the share of each class.
+
+    Attributes:
+        changes: the rows whose facts have changed; says nothing of what other processes count.
     """
 
     def __init__(self, slots: Slots | None = None, admission: Admission = DEFAULT_ADMISSION) -> None:
+        self.changes = Changes()
         self._slots = slots or Slots()
         self._admission = admission
         self._shares = _shares(admission)
@@ -123,6 +130,7 @@ class FleetTable:
         self._records[row] = record
         self._write_facts(row, record.state, afresh=old is None or old.state.incarnation != record.state.incarnation)
         self._facts[Fact.TRIAL_PLACES, row] = 1.0 if record.on_trial else _UNKNOWN
+        self.changes.row(row)
         if old is None or _layout(old) != _layout(record):
             self._layout_changed()
 
@@ -144,6 +152,7 @@ class FleetTable:
             if self._records[row] is not None:
                 self._write_room(row)
                 self._write_places(row)
+        self.changes.all()
 
     # --- what a pick reads ---
 
@@ -171,6 +180,17 @@ class FleetTable:
             facts[Fact.KV_ROOM_TOKENS] -= since
             facts[Fact.KV_HELD_TOKENS] += since
         return facts
+
+    def facts_of_one(self, row: int) -> list[float]:
+        """What `facts` says of one row, as plain numbers; where this process counts alone (`counts_alone`)."""
+        facts: list[float] = self._facts[:, row].tolist()
+        facts[Fact.IN_FLIGHT] = self._slots.count(row)
+        return facts
+
+    @property
+    def counts_alone(self) -> bool:
+        """No other process changes what `facts` gives."""
+        return self._slots.alone
 
     def endpoint(self, row: int) -> str:
         """`ip:port` of a candidate."""
@@ -200,6 +220,10 @@ class FleetTable:
     def row_of_endpoint(self, endpoint: str) -> int | None:
         """The row of the worker that Envoy dials at `ip:port`."""
         return self._row_of_endpoint.get(endpoint)
+
+    def row_of_worker(self, worker_id: str) -> int | None:
+        """The row of a worker by its id."""
+        return self._row_of.get(worker_id)
 
     def knows_model(self, name: str) -> bool:
         """Does any worker, usable or not, serve this model or adapter?"""
@@ -244,6 +268,7 @@ class FleetTable:
             self._facts[Fact.KV_HELD_TOKENS, row] += prompt_tokens + answer_tokens
             self._facts[Fact.PROMPT_TOKENS_SENT, row] += prompt_tokens
             self._write_room(row)
+        self.changes.row(row)
 
     def release(self, row: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
         """Count one less. The caller does it exactly once for each `acquire`, with the same numbers.
@@ -254,6 +279,7 @@ class FleetTable:
         self._slots.add(row, -1, -prompt_tokens, -answer_tokens)
         if prompt_tokens or answer_tokens:
             self._write_room(row)
+        self.changes.row(row)
 
     def room_taken(self, row: int, prompt_tokens: int, answer_tokens: int) -> float:
         """How much of the room of `row` a request takes that is in flight there, and was sent since the last beat."""
@@ -336,6 +362,7 @@ class FleetTable:
             self._facts[fact, row] = max(slots * share // 1, 1.0) if slots == slots else _UNKNOWN
 
     def _layout_changed(self) -> None:
+        self.changes.all()
         self._sets.clear()
         self._row_of_endpoint.clear()
         families: dict[str, set[str]] = {}
@@ -376,6 +403,7 @@ class FleetTable:
             np.array(lengths, dtype=np.float64),
             frozenset(names),
             mixed=len(set(models)) > 1,
+            model_numbers=np.unique(models, return_inverse=True)[1],
         )
 
 

@@ -1,6 +1,7 @@
 """Which candidates may serve a request (SPEC C1).
 
-A filter gives a boolean mask over the candidates, True where the worker stays, or None where all of them do. Unknown
+A filter gives a boolean mask over the candidates, True where the worker stays, or None where all of them do; and the
+same answer for one worker alone, for a ranking that is kept (recursant.routing.ranking). Unknown
 facts are NaN, and a comparison with NaN is False, so every filter asks "is it too little?" and keeps the rest: a fact
 that a worker cannot report never removes it (DESIGN §9).
 
@@ -8,9 +9,9 @@ That a worker is ready, serves the family and is not exclusive to others is sett
 `FleetTable.candidates`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,54 +27,68 @@ WAIT_SHARE_OF_SLA: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A named filter: `keep(facts, max_model_len, load, need)`."""
+    """A named filter.
+
+    Attributes:
+        name: as refusals and explanations show it.
+        asks: does this need set a limit here? Where it does not, nobody is removed.
+        removes: whom the limit removes: `removes(facts, max_model_len, load, need)`, over columns of candidates.
+        removes_one: the same of one worker, over its facts as plain numbers.
+    """
 
     name: str
-    keep: Callable[[Facts, Facts, Facts, Need], Mask | None]
+    asks: Callable[[Need], bool]
+    removes: Callable[[Facts, Facts, Facts, Need], Mask]
+    removes_one: Callable[[Sequence[float], float, float, Need], bool]
+
+    def keep(self, facts: Facts, lengths: Facts, load: Facts, need: Need) -> Mask | None:
+        """The mask of whoever stays; None: all of them."""
+        if not self.asks(need):
+            return None
+        removed = self.removes(facts, lengths, load, need)
+        # Counting is several times as fast as `any`, and most requests end here.
+        return ~removed if np.count_nonzero(removed) else None
 
 
-def _vram(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask | None:
-    if need.min_vram_mb == 0:
-        return None
-    return _but(facts[Fact.FREE_VRAM_MB] < need.min_vram_mb)
+# These compare one worker's numbers as they do columns: `&` and `|` serve truth values and masks alike.
 
 
-def _bandwidth(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask | None:
-    if need.min_bandwidth_mb_s == 0:
-        return None
-    return _but(facts[Fact.BANDWIDTH_HEADROOM_MB_S] < need.min_bandwidth_mb_s)
+def _vram(facts: Any, _length: Any, _load: Any, need: Need) -> Any:
+    return facts[Fact.FREE_VRAM_MB] < need.min_vram_mb
 
 
-def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> Mask | None:
-    tokens = need.context_tokens
-    return _but(lengths < tokens) if tokens else None
+def _bandwidth(facts: Any, _length: Any, _load: Any, need: Need) -> Any:
+    return facts[Fact.BANDWIDTH_HEADROOM_MB_S] < need.min_bandwidth_mb_s
 
 
-def _memory(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
+def _context(_facts: Any, length: Any, _load: Any, need: Need) -> Any:
+    return length < need.context_tokens
+
+
+def _memory(facts: Any, _length: Any, load: Any, need: Need) -> Any:
     # The water-mark protects the requests that run (SPEC E2). A worker with nothing to protect takes anything that
     # it can hold at all, and whether it can is the engine's word: our length is an estimate.
-    short = facts[Fact.KV_ROOM_TOKENS] < need.kv_tokens
-    return _but(short & (load > 0)) if np.count_nonzero(short) else None
+    return (facts[Fact.KV_ROOM_TOKENS] < need.kv_tokens) & (load > 0)
 
 
-def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
+def _slots(facts: Any, _length: Any, load: Any, need: Need) -> Any:
     full = load >= facts[Fact.TRIAL_PLACES]
     if need.count_as is not None:
-        full |= load >= facts[Fact.PLACES_LOW + need.count_as]
-    return _but(full)
+        full = full | (load >= facts[Fact.PLACES_LOW + need.count_as])
+    return full
 
 
-def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask | None:
-    if need.latency_sla_ms is None:
-        return None
-    wait = expected_wait_ms(facts, load, need.expected_tokens)
-    return _but(wait > WAIT_SHARE_OF_SLA * need.latency_sla_ms)
+def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> Mask:
+    late: Mask = expected_wait_ms(facts, load, need.expected_tokens) > _longest_wait_ms(need)
+    return late
 
 
-def _but(removed: Mask) -> Mask | None:
-    """The mask that keeps everybody but these."""
-    # Counting is several times as fast as `any`, and most requests end here.
-    return ~removed if np.count_nonzero(removed) else None
+def _wait_of_one(facts: Sequence[float], _length: float, load: float, need: Need) -> bool:
+    return expected_wait_of_one_ms(facts, load, need.expected_tokens) > _longest_wait_ms(need)
+
+
+def _longest_wait_ms(need: Need) -> float:
+    return WAIT_SHARE_OF_SLA * (need.latency_sla_ms or 0)
 
 
 def expected_wait_ms(facts: Facts, load: Facts, expected_tokens: int) -> Facts:
@@ -90,12 +105,22 @@ def expected_wait_ms(facts: Facts, load: Facts, expected_tokens: int) -> Facts:
     return wait
 
 
-VRAM: Final = Filter("vram", _vram)
-BANDWIDTH: Final = Filter("bandwidth", _bandwidth)
-CONTEXT: Final = Filter("context", _context)
-MEMORY: Final = Filter("memory", _memory)
-SLOTS: Final = Filter("slots", _slots)
-WAIT: Final = Filter("wait", _wait)
+def expected_wait_of_one_ms(facts: Sequence[float], load: float, expected_tokens: int) -> float:
+    """`expected_wait_ms` of one worker, over its facts as plain numbers."""
+    if load <= 0:
+        return 0.0
+    # The larger of two with an unknown one is the known one: `max` keeps its first argument where it cannot compare.
+    beyond = max(0.0, load - facts[Fact.SLOTS]) * expected_tokens
+    queued = max(facts[Fact.WAITING_TOKENS], beyond)
+    return max(facts[Fact.QUEUE_WAIT_MS], queued * 1_000.0 / facts[Fact.PEAK_RATE])
+
+
+VRAM: Final = Filter("vram", lambda need: need.min_vram_mb > 0, _vram, _vram)
+BANDWIDTH: Final = Filter("bandwidth", lambda need: need.min_bandwidth_mb_s > 0, _bandwidth, _bandwidth)
+CONTEXT: Final = Filter("context", lambda need: need.context_tokens > 0, _context, _context)
+MEMORY: Final = Filter("memory", lambda _: True, _memory, _memory)
+SLOTS: Final = Filter("slots", lambda _: True, _slots, _slots)
+WAIT: Final = Filter("wait", lambda need: need.latency_sla_ms is not None, _wait, _wait_of_one)
 
 # In the order of evaluation. A worker that a hard filter removes is never used. The last two pass with time:
 # whoever may wait, waits for them.

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import CandidateSet, Fact, Facts, FleetTable, Rows
+from recursant.fleet.table import CandidateSet, Fact, Facts, FleetTable
 from recursant.routing.filters import HARD_FILTERS, MEMORY, SLOTS, SOFT_FILTER, Mask
 from recursant.routing.need import Need
 from recursant.routing.scorers import load_of, score
@@ -54,6 +54,11 @@ def pick(
 
     Counts nothing: the caller acquires the first row before it gives control away, so that pick and count are one step.
     """
+    return pick_afresh(table, need, weights, candidates, rng.random())
+
+
+def pick_afresh(table: FleetTable, need: Need, weights: ScoreWeights, candidates: int, draw: float) -> Pick | Refusal:
+    """The same with a random number that was drawn before, 0 to 1."""
     found = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
     if found.rows.size == 0:
         return Refusal.NO_WORKER
@@ -73,9 +78,33 @@ def pick(
             over_sla = True
 
     scores = score(facts, load, weights, need.prompt_tokens)
+    scores += noise(scores.size, draw)
     if keep is not None:
-        scores = np.where(keep, scores, -np.inf)
-    return _ordered(found, scores, candidates, rng, masked=keep is not None, over_sla=over_sla)
+        scores[~keep] = -np.inf
+    return _taken(found, best_places(found, scores, candidates), over_sla=over_sla)
+
+
+def noise(size: int, draw: float) -> Facts:
+    """A number for each worker, far below any difference of scores: equal ones fall into the order of the draw."""
+    at = int(draw * _NOISE_DRAWS)
+    return _NOISE[at : at + size] if at + size <= _NOISE.size else np.resize(_NOISE[at:], size)
+
+
+def best_places(found: CandidateSet, scores: Facts, count: int) -> list[int]:
+    """The places of the best `count` candidates in order, all with the first one's model; fewer where fewer are left.
+
+    The body names one model, whoever of them gets it. Writes -inf over the scores: to whoever is out, or taken.
+    """
+    places: list[int] = []
+    while len(places) < count:
+        best = int(scores.argmax())
+        if scores[best] == -np.inf:
+            break
+        if not places and found.mixed:
+            scores[found.model_numbers != found.model_numbers[best]] = -np.inf
+        scores[best] = -np.inf
+        places.append(best)
+    return places
 
 
 def most_room(table: FleetTable, need: Need) -> float:
@@ -107,9 +136,11 @@ def round_robin(table: FleetTable, need: Need, *, turn: int, candidates: int) ->
     keep = _survivors(found, facts, load_of(facts), need)
     if isinstance(keep, Refusal):
         return keep
-    places = np.roll(np.arange(size), -(turn % size))
-    order = places if keep is None else places[keep[places]]
-    return _same_model(found, order, candidates, over_sla=False)
+    # Whoever's turn is next comes first; the scores of the others fall from there.
+    scores = -((np.arange(size) - turn) % size).astype(np.float64)
+    if keep is not None:
+        scores[~keep] = -np.inf
+    return _taken(found, best_places(found, scores, candidates), over_sla=False)
 
 
 def _survivors(found: CandidateSet, facts: Facts, load: Facts, need: Need) -> Mask | Refusal | None:
@@ -131,29 +162,5 @@ def _survivors(found: CandidateSet, facts: Facts, load: Facts, need: Need) -> Ma
     raise AssertionError("the filters gave two answers")
 
 
-def _ordered(
-    found: CandidateSet, scores: Facts, candidates: int, rng: random.Random, *, masked: bool, over_sla: bool
-) -> Pick:
-    """The best `candidates` positions by score; of equal ones, any. Where `masked`, some have a score of -inf."""
-    size = scores.size
-    at = int(rng.random() * _NOISE_DRAWS)
-    # A draw for each worker, far below any difference of scores: equal ones fall into random order.
-    noise = _NOISE[at : at + size] if at + size <= _NOISE.size else np.resize(_NOISE[at:], size)
-    scores = scores + noise
-    if found.mixed or size <= candidates:
-        order = scores.argsort()[::-1]
-    else:
-        best = scores.argpartition(size - candidates)[size - candidates :]
-        order = best[scores[best].argsort()[::-1]]
-    if masked:
-        order = order[scores[order] != -np.inf]
-    return _same_model(found, order, candidates, over_sla=over_sla)
-
-
-def _same_model(found: CandidateSet, order: Rows, candidates: int, *, over_sla: bool) -> Pick:
-    """Keep what serves the first one's model: the body names one model, whoever of them gets it."""
-    model = found.models[order[0]]
-    if found.mixed:
-        same = [position for position in order.tolist() if found.models[position] == model]
-        return Pick(tuple(found.rows[same[:candidates]].tolist()), model, over_sla)
-    return Pick(tuple(found.rows[order[:candidates]].tolist()), model, over_sla)
+def _taken(found: CandidateSet, places: list[int], *, over_sla: bool) -> Pick:
+    return Pick(tuple(found.rows[places].tolist()), found.models[places[0]], over_sla)

@@ -4,7 +4,8 @@ Profile `classic`: 0.6 x speed + 0.4 x room in the queue, the weights configurab
 8,000 tokens weighs as much as one of 80. Profile `adaptive` compares the work that is ahead of the first token.
 """
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,6 +31,12 @@ def load_of(facts: Facts) -> Facts:
     return load
 
 
+def load_of_one(facts: Sequence[float]) -> float:
+    """`load_of` one worker, over its facts as plain numbers."""
+    in_flight = facts[Fact.IN_FLIGHT]
+    return max(in_flight, facts[Fact.REPORTED] + (in_flight - facts[Fact.IN_FLIGHT_AT_BEAT]))
+
+
 def speed_term(facts: Facts, load: Facts) -> Facts:
     """Token rate that each candidate could give this request, over the best one's: 0..1.
 
@@ -37,18 +44,12 @@ def speed_term(facts: Facts, load: Facts) -> Facts:
     tokens, as the formula of the spec has it, cancels in the normalisation. A worker of unknown peak counts as the
     mean of the known ones.
     """
-    rate = _peaks(facts) / (load + 1.0)
-    # The plain reduction: the method of the array goes through Python.
-    best = np.maximum.reduce(rate)
-    if best <= 0:
-        return np.zeros_like(rate)
-    term: Facts = rate / best
-    return term
+    return _over_best(_rate(peaks(facts), load))
 
 
 def queue_term(facts: Facts, load: Facts) -> Facts:
     """Room that is left in each candidate's queue: 1 when empty, 0 when full or beyond."""
-    term: Facts = np.maximum(1.0 - load / facts[Fact.MAX_QUEUE], 0.0)
+    term: Facts = _queue(facts, load, np.fmax)
     return term
 
 
@@ -58,13 +59,7 @@ def expected_work(facts: Facts, load: Facts, prompt_tokens: int) -> Facts:
     Prompts that wait there or were sent since the last beat, and its own; a little for every request there, as each
     has its part of every step; and a little for what the cache holds, which every step reads.
     """
-    peak = _peaks(facts)
-    held = np.nan_to_num(facts[Fact.KV_HELD_TOKENS], nan=0.0)
-    ahead = facts[Fact.WAITING_TOKENS] + facts[Fact.PROMPT_TOKENS_SENT]
-    work = prompt_tokens + LEAST_WORK + ahead + WORK_OF_A_REQUEST * load + WORK_OF_A_HELD_TOKEN * held
-    slowness: Facts = np.maximum.reduce(peak) / peak
-    total: Facts = work * slowness
-    return total
+    return _over_fastest(prompt_tokens + _work(facts, load, np.fmax), peaks(facts))
 
 
 def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int = 0) -> Facts:
@@ -76,15 +71,31 @@ def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int =
         weights: with the profile.
         prompt_tokens: of the request.
     """
+    return combined(*terms(facts, peaks(facts), load, weights, np.fmax), weights, prompt_tokens)
+
+
+def terms(facts: Any, peak: Any, load: Any, weights: ScoreWeights, larger: Callable[[Any, Any], Any]) -> Any:
+    """What of a score depends on the candidate alone: two numbers of each, for `combined`.
+
+    Over columns of candidates, with `np.fmax` for `larger`; or over one worker's facts as plain numbers, with `max`.
+    Of an unknown number and another one both give the other, where it comes first.
+    """
     if weights.profile == "adaptive":
-        work = expected_work(facts, load, prompt_tokens)
+        return _work(facts, load, larger), peak
+    return _rate(peak, load), weights.queue * _queue(facts, load, larger)
+
+
+def combined(first: Facts, second: Facts, weights: ScoreWeights, prompt_tokens: int) -> Facts:
+    """The scores, from the `terms` of all candidates."""
+    if weights.profile == "adaptive":
+        work = _over_fastest(prompt_tokens + first, second)
         least: Facts = np.minimum.reduce(work) / work
         return least
-    total: Facts = weights.token_rate * speed_term(facts, load) + weights.queue * queue_term(facts, load)
+    total: Facts = weights.token_rate * _over_best(first) + second
     return total
 
 
-def _peaks(facts: Facts) -> Facts:
+def peaks(facts: Facts) -> Facts:
     """The peak rate of each candidate; of unknown ones the mean of the known."""
     peak = facts[Fact.PEAK_RATE]
     unknown = np.isnan(peak)
@@ -93,3 +104,32 @@ def _peaks(facts: Facts) -> Facts:
         peak = np.where(unknown, known.mean() if known.size else 1.0, peak)
     found: Facts = peak
     return found
+
+
+def _rate(peak: Any, load: Any) -> Any:
+    return peak / (load + 1.0)
+
+
+def _queue(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
+    return larger(0.0, 1.0 - load / facts[Fact.MAX_QUEUE])
+
+
+def _work(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
+    ahead = facts[Fact.WAITING_TOKENS] + facts[Fact.PROMPT_TOKENS_SENT]
+    held = larger(0.0, facts[Fact.KV_HELD_TOKENS])
+    return LEAST_WORK + ahead + WORK_OF_A_REQUEST * load + WORK_OF_A_HELD_TOKEN * held
+
+
+def _over_best(rate: Facts) -> Facts:
+    # The plain reduction: the method of the array goes through Python.
+    best = np.maximum.reduce(rate)
+    if best <= 0:
+        return np.zeros_like(rate)
+    term: Facts = rate / best
+    return term
+
+
+def _over_fastest(work: Facts, peak: Facts) -> Facts:
+    slowness: Facts = np.maximum.reduce(peak) / peak
+    total: Facts = work * slowness
+    return total

@@ -1,0 +1,162 @@
+"""Picks from rankings that are kept and mended, instead of made anew for every request (SPEC C6).
+
+Between two requests the numbers of a few workers change, so what the score and the filters say of each worker is kept
+for every kind of need, and worked out again only for whoever changed. A pick then adds up what is kept, and holds
+only the winners against what belongs to this request alone. Where one of them fails there, `picker.pick_afresh`
+decides from scratch; it would always have given the same answer (tests/unit/test_ranking.py).
+"""
+
+import random
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from recursant.config.model import ScoreWeights
+from recursant.fleet.table import Fact, FleetTable
+from recursant.routing.filters import CONTEXT, HARD_FILTERS, MEMORY, WAIT
+from recursant.routing.need import Need
+from recursant.routing.picker import Pick, Refusal, best_places, noise, pick_afresh
+from recursant.routing.scorers import combined, load_of, load_of_one, peaks, terms
+
+# Rankings that are kept. There is one for each combination of the limits that agents have.
+_MAX_RANKINGS: Final = 256
+# Changes beyond which a ranking is made anew rather than mended.
+_MAX_MENDED: Final = 24
+# What these compare belongs to the request: the length of its prompt and of its answer. Asked about the winners alone.
+_OF_THE_REQUEST: Final = (CONTEXT, MEMORY, WAIT)
+
+_Kind = tuple[object, ...]
+
+
+class RankedPicker:
+    """`picker.pick` over one table, with the same answers.
+
+    Args:
+        table: the fleet.
+        rng: of the picks.
+    """
+
+    def __init__(self, table: FleetTable, rng: random.Random) -> None:
+        self._table = table
+        self._rng = rng
+        self._rankings: dict[_Kind, _Ranking] = {}
+        self._weights: ScoreWeights | None = None
+
+    def pick(self, need: Need, weights: ScoreWeights, candidates: int) -> Pick | Refusal:
+        """See `picker.pick`."""
+        draw = self._rng.random()
+        if self._table.counts_alone:
+            found = self._ranking(need, weights).pick(need, candidates, draw)
+            if found is not None:
+                return found
+        return pick_afresh(self._table, need, weights, candidates, draw)
+
+    def _ranking(self, need: Need, weights: ScoreWeights) -> "_Ranking":
+        if weights is not self._weights:
+            self._weights = weights
+            self._rankings.clear()
+        kind = (
+            need.family,
+            need.model,
+            need.exclusive,
+            need.min_vram_mb,
+            need.min_bandwidth_mb_s,
+            need.context_length,
+            need.count_as,
+        )
+        ranking = self._rankings.get(kind)
+        if ranking is None:
+            if len(self._rankings) >= _MAX_RANKINGS:
+                del self._rankings[next(iter(self._rankings))]
+            ranking = self._rankings[kind] = _Ranking(self._table, need, weights)
+        return ranking
+
+
+class _Ranking:
+    """The candidates for one kind of need, with what is known of each."""
+
+    def __init__(self, table: FleetTable, need: Need, weights: ScoreWeights) -> None:
+        self._table = table
+        self._changes = table.changes
+        self._weights = weights
+        # The need without what belongs to a request.
+        self._kind = replace(need, prompt_tokens=0, expected_tokens=0, latency_sla_ms=None)
+        self._filters = tuple(each for each in HARD_FILTERS if each is not MEMORY and each.asks(self._kind))
+        self._epoch = -1
+        self._seen = 0
+
+    def pick(self, need: Need, candidates: int, draw: float) -> Pick | None:
+        """The pick; None: it cannot be told from here."""
+        changes = self._changes
+        if changes.epoch != self._epoch or len(changes.rows) - self._seen > _MAX_MENDED:
+            self._make()
+        elif len(changes.rows) > self._seen:
+            self._mend()
+        size = len(self._loads)
+        if self._removed == size:
+            # Nobody, or nobody who passes: the name of the last filter counts.
+            return None
+        scores = combined(self._first, self._second, self._weights, need.prompt_tokens)
+        scores += noise(size, draw)
+        if self._removed:
+            scores += self._gate
+        found = self._found
+        places = best_places(found, scores, candidates)
+        rows = [self._rows[place] for place in places]
+        for place, row in zip(places, rows, strict=True):
+            if self._fails(need, place, row):
+                return None
+        return Pick(tuple(rows), found.models[places[0]])
+
+    def _fails(self, need: Need, place: int, row: int) -> bool:
+        """Does a worker fail a filter that compares numbers of the request itself?"""
+        facts = self._table.facts_of_one(row)
+        load = self._loads[place]
+        length = self._lengths[place]
+        return any(each.asks(need) and each.removes_one(facts, length, load, need) for each in _OF_THE_REQUEST)
+
+    def _make(self) -> None:
+        """Work out everything."""
+        table, kind = self._table, self._kind
+        self._epoch = self._changes.epoch
+        self._seen = len(self._changes.rows)
+        self._found = found = table.candidates(family=kind.family, model=kind.model, exclusive=kind.exclusive)
+        facts = table.facts(found.rows)
+        load = load_of(facts)
+        self._rows = found.rows.tolist()
+        self._place_of = {row: place for place, row in enumerate(self._rows)}
+        self._lengths = found.max_model_len.tolist()
+        self._loads = load.tolist()
+        self._peaks = facts[Fact.PEAK_RATE].tolist()
+        # The mean of the known peaks stands for the unknown ones, so each depends on all.
+        self._guessed = any(peak != peak for peak in self._peaks)
+        self._first, self._second = terms(facts, peaks(facts), load, self._weights, np.fmax)
+        # To be added to the scores: -inf for whoever a filter removes.
+        self._gate = np.zeros(len(self._rows))
+        for each in self._filters:
+            self._gate[each.removes(facts, found.max_model_len, load, kind)] = -np.inf
+        self._removed = int(np.count_nonzero(self._gate))
+
+    def _mend(self) -> None:
+        """Work out again what has changed."""
+        rows = self._changes.rows
+        changed = rows[self._seen :]
+        self._seen = len(rows)
+        for row in changed:
+            place = self._place_of.get(row)
+            if place is None:
+                continue
+            facts = self._table.facts_of_one(row)
+            peak = facts[Fact.PEAK_RATE]
+            if peak != self._peaks[place] and (self._guessed or peak != peak):
+                self._make()
+                return
+            self._peaks[place] = peak
+            load = self._loads[place] = load_of_one(facts)
+            self._first[place], self._second[place] = terms(facts, peak, load, self._weights, max)
+            length = self._lengths[place]
+            removed = any(each.removes_one(facts, length, load, self._kind) for each in self._filters)
+            if removed != (self._gate[place] != 0.0):
+                self._gate[place] = -np.inf if removed else 0.0
+                self._removed += 1 if removed else -1
