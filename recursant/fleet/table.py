@@ -118,6 +118,8 @@ class FleetTable:
         self._row_of_endpoint: dict[str, int] = {}
         self._sets: dict[tuple[str, str, frozenset[str]], CandidateSet] = {}
         self._families: dict[str, frozenset[str]] = {}
+        # The two above are to be found again before they are read.
+        self._stale = False
 
     # --- what the directory tells ---
 
@@ -219,6 +221,7 @@ class FleetTable:
 
     def row_of_endpoint(self, endpoint: str) -> int | None:
         """The row of the worker that Envoy dials at `ip:port`."""
+        self._refresh()
         return self._row_of_endpoint.get(endpoint)
 
     def row_of_worker(self, worker_id: str) -> int | None:
@@ -227,18 +230,22 @@ class FleetTable:
 
     def knows_model(self, name: str) -> bool:
         """Does any worker, usable or not, serve this model or adapter?"""
+        self._refresh()
         return name in self._families
 
     def families_of(self, name: str) -> frozenset[str]:
         """The families under which the fleet serves this model or adapter name."""
+        self._refresh()
         return self._families.get(name, frozenset())
 
     def names_of_family(self, family: str) -> frozenset[str]:
         """The models and adapters that the fleet serves under a family."""
+        self._refresh()
         return frozenset(name for name, families in self._families.items() if family in families)
 
     def knows_family(self, family: str) -> bool:
         """Does any worker, usable or not, serve this family?"""
+        self._refresh()
         return any(family in families for families in self._families.values())
 
     def next_return_s(self, family: str, model: str) -> float | None:
@@ -362,8 +369,15 @@ class FleetTable:
             self._facts[fact, row] = max(slots * share // 1, 1.0) if slots == slots else _UNKNOWN
 
     def _layout_changed(self) -> None:
+        # What follows from it is found when somebody asks: a load brings thousands of changes in a row.
         self.changes.all()
         self._sets.clear()
+        self._stale = True
+
+    def _refresh(self) -> None:
+        if not self._stale:
+            return
+        self._stale = False
         self._row_of_endpoint.clear()
         families: dict[str, set[str]] = {}
         for row in self._row_of.values():
