@@ -4,6 +4,7 @@ What repeats from request to request is serialised once: protobuf messages conca
 piece with the header mutations and a small piece with the dynamic metadata.
 """
 
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, Literal
@@ -61,6 +62,22 @@ def clamped_by_lua(request: ProcessingRequest, *, added_too: bool) -> bool:
         return False
     how = fields[names.METADATA_CLAMPED].string_value
     return how == names.CLAMPED_LOWERED or (added_too and how == names.CLAMPED_ADDED)
+
+
+def failed_attempt(request: ProcessingRequest) -> tuple[str, bytes] | None:
+    """`ip:port` and answer of a worker whose 500 Envoy sent on to another one; None where it did not."""
+    namespaces = request.metadata_context.filter_metadata
+    if names.METADATA_NAMESPACE not in namespaces:
+        return None
+    fields = namespaces[names.METADATA_NAMESPACE].fields
+    if names.METADATA_FAILED not in fields:
+        return None
+    text = fields[names.METADATA_FAILED_BODY].string_value if names.METADATA_FAILED_BODY in fields else ""
+    try:
+        body = b64decode(text, validate=True)
+    except ValueError:
+        body = b""
+    return fields[names.METADATA_FAILED].string_value, body
 
 
 def continue_piece(phase: Phase, set_headers: Headers, remove_headers: tuple[str, ...] = ()) -> bytes:

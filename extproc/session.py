@@ -235,9 +235,21 @@ class RequestSession:
             added.append((names.RETRY_AFTER, _DEFAULT_RETRY_AFTER))
         answer = messages.continue_answer("response_headers", tuple(added))
         has_body = not request.response_headers.end_of_stream
+        self._tell_of_retry(request, witness)
         if witness.answered(self._row, _number(status), headers, has_body=has_body):
             answer += messages.ASK_FOR_RESPONSE_BODY
         return answer
+
+    def _tell_of_retry(self, request: ProcessingRequest, witness: Witness) -> None:
+        """A 500 that never came here, as Envoy tried again elsewhere, speaks about its worker all the same."""
+        failed = messages.failed_attempt(request)
+        if failed is None:
+            return
+        endpoint, body = failed
+        row = self._gateway.table.row_of_endpoint(endpoint)
+        # Where it was the last attempt as well, its answer is the one that came.
+        if row is not None and row != self._row:
+            witness.failed(row, body)
 
     def _move_to(self, endpoint: str | None) -> None:
         """Move the count to the host that really served, after a retry; without one nobody did."""

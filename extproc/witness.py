@@ -15,6 +15,7 @@ _EVENT_STREAM: Final = b"text/event-stream"
 
 # Bad Gateway, said by Envoy itself.
 _BROKEN_ANSWER: Final = 502
+_SERVER_ERROR: Final = 500
 
 
 class Witness:
@@ -26,7 +27,7 @@ class Witness:
         deadline_s: when the first byte was due, in the gateway's time.
     """
 
-    __slots__ = ("_answered", "_deadline_s", "_gateway", "_row", "_rows", "_sent_s", "_status", "_streams")
+    __slots__ = ("_answered", "_deadline_s", "_failed", "_gateway", "_row", "_rows", "_sent_s", "_status", "_streams")
 
     def __init__(self, gateway: Gateway, rows: tuple[int, ...], deadline_s: float) -> None:
         self._gateway = gateway
@@ -34,11 +35,20 @@ class Witness:
         self._deadline_s = deadline_s
         self._sent_s = gateway.clock()
         self._answered = False
+        # Whose 500 was tried again elsewhere: it answered, so it was not passed over.
+        self._failed: int | None = None
         # Who answered; None where Envoy did, or the worker has left.
         self._row: int | None = None
         # Of an error whose body is still to come.
         self._status = 0
         self._streams = False
+
+    def failed(self, row: int, body: bytes) -> None:
+        """An attempt before the answer was a 500, of this worker; `body` as far as it was kept."""
+        self._failed = row
+        evidence, text = classify(_SERVER_ERROR, body)
+        if evidence is not None:
+            self._report(row, evidence, text)
 
     def answered(self, row: int | None, status: int, headers: Mapping[str, bytes], *, has_body: bool) -> bool:
         """The response has begun; should its body be looked at?
@@ -59,7 +69,8 @@ class Witness:
             return False
         if row in self._rows:
             for earlier in self._rows[: self._rows.index(row)]:
-                self._report(earlier, Evidence.PASSED_OVER, "Envoy had to turn to another worker")
+                if earlier != self._failed:
+                    self._report(earlier, Evidence.PASSED_OVER, "Envoy had to turn to another worker")
         if status >= 500:
             length = headers.get("content-length", b"0")
             self._status = status

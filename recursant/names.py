@@ -85,6 +85,11 @@ CLAMPED_LOWERED: Final = "lowered"
 CLAMPED_ADDED: Final = "added"
 # How x-recursant-clamped calls a bound in the body that was lowered.
 CLAMPED_MAX_TOKENS: Final = "max_tokens"
+# What the attempt's Lua leaves of a worker's 500 that was tried again elsewhere: its address, and its answer, base64.
+METADATA_FAILED: Final = "failed"
+METADATA_FAILED_BODY: Final = "failed_body"
+# Its mark on such an answer, which the retry policy looks for; clients never see it.
+RETRY_MARK: Final = "x-recursant-again"
 # Lua's mark on requests that came past ext_proc with nothing decided, and the log that tells the control plane.
 METADATA_FAIL_OPEN: Final = "fail_open"
 FAIL_OPEN_LOG: Final = "recursant_fail_open"
@@ -102,6 +107,7 @@ GATEWAY_LISTENER: Final = "gateway"
 GATEWAY_ROUTES: Final = "gateway"
 LUA_AGENT_FILTER: Final = "recursant.lua.agent"
 LUA_BODY_FILTER: Final = "recursant.lua.body"
+LUA_ATTEMPT_FILTER: Final = "recursant.lua.attempt"
 EXTPROC_FILTER: Final = "envoy.filters.http.ext_proc"
 
 # --- default addresses ---

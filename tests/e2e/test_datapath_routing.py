@@ -1,5 +1,6 @@
 """Where requests go: by extproc's list, by Envoy alone, by path; and what clients may not say."""
 
+import base64
 import dataclasses
 import json
 import time
@@ -104,11 +105,91 @@ def test_a_list_of_one_is_not_retried(rig: Rig) -> None:
 
 def test_other_errors_are_not_retried(rig: Rig) -> None:
     rig.ext_proc.decide = lambda _: listed(rig.workers[0].endpoint, rig.workers[1].endpoint)
-    for status in (400, 404, 429, 500, 504):
+    for status in (400, 401, 404, 408, 409, 413, 422, 429, 501, 502, 504):
         rig.workers[0].do = {"status": status, "body": "mine"}
         answer = rig.chat(CHAT)
         assert (answer.status, answer.body) == (status, b"mine")
-    assert rig.by_worker() == {"w0": 5}
+    assert rig.by_worker() == {"w0": 11}
+
+
+def failed_attempt(rig: Rig) -> dict[str, str]:
+    """What ext_proc heard about the attempt before the answer."""
+    (answer,) = [seen for seen in rig.ext_proc.seen if seen.WhichOneof("request") == "response_headers"]
+    fields = answer.metadata_context.filter_metadata[names.METADATA_NAMESPACE].fields
+    return {
+        name: fields[name].string_value
+        for name in (names.METADATA_FAILED, names.METADATA_FAILED_BODY)
+        if name in fields
+    }
+
+
+def test_a_500_is_tried_once_more_elsewhere(rig: Rig) -> None:
+    rig.workers[0].do = {"status": 500, "body": "CUDA error: caf\u00e9"}
+    rig.ext_proc.decide = lambda _: listed(*(worker.endpoint for worker in rig.workers[:3]))
+    answer = rig.chat(CHAT, prompt="once")
+    assert (answer.status, answer.worker) == (200, "w1")
+    assert rig.by_worker() == {"w0": 1, "w1": 1}
+    assert names.RETRY_MARK not in answer.headers
+    # The same request, byte for byte.
+    assert len({seen.body for seen in rig.seen}) == 1
+    # And what the first one said is not lost.
+    assert failed_attempt(rig) == {
+        names.METADATA_FAILED: rig.workers[0].endpoint,
+        names.METADATA_FAILED_BODY: base64.b64encode("CUDA error: caf\u00e9".encode()).decode(),
+    }
+
+
+def test_a_request_that_every_worker_fails_meets_two_of_them(rig: Rig) -> None:
+    for worker in rig.workers:
+        worker.do = {"status": 500, "body": f"poison, {worker.name}", "headers": {"x-its": "own"}}
+    rig.ext_proc.decide = lambda _: listed(*(worker.endpoint for worker in rig.workers[:3]))
+    answer = rig.chat(CHAT)
+    assert (answer.status, answer.body, answer.headers["x-its"]) == (500, b"poison, w1", "own")
+    assert names.RETRY_MARK not in answer.headers
+    assert rig.by_worker() == {"w0": 1, "w1": 1}
+    assert failed_attempt(rig)[names.METADATA_FAILED] == rig.workers[0].endpoint
+
+
+@pytest.mark.parametrize("first", [{"die": True}, {"status": 503}])
+def test_a_500_after_another_failure_has_its_one_retry_within_the_list(rig: Rig, first: dict[str, Any]) -> None:
+    rig.workers[0].do = first
+    rig.workers[1].do = {"status": 500}
+    rig.ext_proc.decide = lambda _: listed(*(worker.endpoint for worker in rig.workers[:3]))
+    answer = rig.chat(CHAT)
+    assert (answer.status, answer.worker) == (200, "w2")
+    assert failed_attempt(rig)[names.METADATA_FAILED] == rig.workers[1].endpoint
+
+
+def test_a_500_of_a_list_of_one_passes_as_it_is(rig: Rig) -> None:
+    rig.workers[0].do = {"status": 500, "body": "mine"}
+    rig.ext_proc.decide = lambda _: listed(rig.workers[0].endpoint)
+    answer = rig.chat(CHAT)
+    assert (answer.status, answer.body) == (500, b"mine")
+    assert rig.by_worker() == {"w0": 1}
+
+
+def test_a_long_500_passes_as_it_is_and_is_not_kept(rig: Rig) -> None:
+    for worker in rig.workers:
+        worker.do = {"status": 500, "body": worker.name * 500_000}
+    rig.ext_proc.decide = lambda _: listed(rig.workers[0].endpoint, rig.workers[1].endpoint)
+    answer = rig.chat(CHAT)
+    assert (answer.status, answer.body) == (500, b"w1" * 500_000)
+    assert failed_attempt(rig) == {names.METADATA_FAILED: rig.workers[0].endpoint}
+
+
+def test_a_worker_cannot_ask_for_a_retry(rig: Rig) -> None:
+    rig.workers[0].do = {"headers": {names.RETRY_MARK: "1"}}
+    rig.ext_proc.decide = lambda _: listed(rig.workers[0].endpoint, rig.workers[1].endpoint)
+    assert rig.chat(CHAT).worker == "w0"
+    assert rig.by_worker() == {"w0": 1}
+
+
+def test_a_500_is_tried_once_more_without_extproc(alone: Rig) -> None:
+    for worker in alone.workers:
+        worker.do = {"status": 500, "body": worker.name}
+    # Two workers serve the family.
+    assert alone.chat(CHAT).status == 500
+    assert alone.by_worker() == {"w0": 1, "w1": 1}
 
 
 def test_extproc_hears_which_host_really_served(rig: Rig) -> None:

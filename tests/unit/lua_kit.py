@@ -22,7 +22,7 @@ local function scoped(epoch, object)
   end })
 end
 
-function run(headers, context, decision, text)
+function run(headers, context, decision, text, on)
   local now = { value = 1 }
   local result = { headers = {}, metadata = {} }
   for name, value in pairs(headers) do
@@ -36,6 +36,7 @@ function run(headers, context, decision, text)
     return object({
       get = function(name) return result.headers[name] end,
       replace = function(name, value) result.headers[name] = value end,
+      add = function(name, value) result.headers[name] = value end,
       remove = function(name) result.headers[name] = nil end,
     })
   end
@@ -60,11 +61,12 @@ function run(headers, context, decision, text)
       setBytes = function(bytes) result.body = bytes end,
     })
   end
+  function handle:base64Escape(bytes) return "base64:" .. bytes end
   function handle:respond(head, message)
     result.status = head[":status"]
     result.message = message
   end
-  envoy_on_request(handle)
+  _G[on](handle)
   return result
 end
 """
@@ -101,12 +103,14 @@ class Script:
         context: Mapping[str, Any] | None = None,
         decision: Mapping[str, Any] | None = None,
         body: bytes | None = None,
+        on: str = "envoy_on_request",
     ) -> Outcome:
         result = self._run(
             self._lua.table_from({key.encode(): value.encode("latin-1") for key, value in headers.items()}),
             self._table(context or {}),
             None if decision is None else self._table(decision),
             body,
+            on.encode(),
         )
         status, message = result[b"status"], result[b"message"]
         return Outcome(

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from recursant import data, names
+from recursant.fleet.engine_errors import MAX_BODY_BYTES
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +40,7 @@ def test_lua_reads_the_metadata_that_python_writes() -> None:
         names.METADATA_SELECTED,
         names.METADATA_FAIL_OPEN,
     }
-    from_lua = {names.METADATA_CLAMPED}
+    from_lua = {names.METADATA_CLAMPED, names.METADATA_FAILED, names.METADATA_FAILED_BODY}
     for_lua = {value for name, value in vars(names).items() if name.startswith("METADATA_")} - for_envoy - from_lua
     assert set(re.findall(r"decision\.([a-z_]+)", code)) == for_lua
     of_routes = {
@@ -53,6 +54,15 @@ def test_lua_reads_the_metadata_that_python_writes() -> None:
     assert f':set(NAMESPACE, "{names.METADATA_CLAMPED}", clamped)' in code
     for said in (names.CLAMPED_LOWERED, names.CLAMPED_ADDED):
         assert f'"{said}"' in code
+
+
+def test_the_attempts_lua_leaves_what_python_reads() -> None:
+    code = lua("attempt")
+    assert f'NAMESPACE = "{names.METADATA_NAMESPACE}"' in code
+    assert re.findall(r'"(x-[a-z-]+)"', code) == [names.RETRY_MARK]
+    assert set(re.findall(r'set\(NAMESPACE, "([a-z_]+)"', code)) == {names.METADATA_FAILED, names.METADATA_FAILED_BODY}
+    assert set(re.findall(r"known\.([a-z_]+)", code)) == {names.METADATA_FAILED, names.METADATA_SELECTED}
+    assert f"MAX_BODY_BYTES = {MAX_BODY_BYTES}" in code
 
 
 def test_the_bootstrap_names_the_clusters_that_python_names() -> None:

@@ -158,7 +158,12 @@ def test_no_route_cuts_a_long_generation() -> None:
 def test_retries_walk_the_list_and_no_further() -> None:
     policy = virtual_host(Config(routing=Routing(candidates=4))).retry_policy
     assert policy.num_retries.value == 3
-    assert set(policy.retry_on.split(",")) == {"connect-failure", "refused-stream", "reset", "retriable-status-codes"}
+    reasons = {"connect-failure", "refused-stream", "reset", "retriable-status-codes", "retriable-headers"}
+    assert set(policy.retry_on.split(",")) == reasons
+    # A 500 is not among the codes: Lua marks the first one only.
+    assert list(policy.retriable_status_codes) == [503]
+    assert [header.name for header in policy.retriable_headers] == [names.RETRY_MARK]
+    assert names.RETRY_MARK in virtual_host(Config()).response_headers_to_remove
     assert list(policy.retriable_status_codes) == [503]
     # A generation may take longer than any such bound.
     assert not policy.HasField("per_try_timeout")

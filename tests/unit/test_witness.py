@@ -1,13 +1,15 @@
 """What a session tells about the workers: driven by ext_proc messages, as Envoy sends them."""
 
+from base64 import b64encode
 from dataclasses import replace
 
 import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from fleet_kit import PHI, record
-from test_session import Bench
+from test_session import Bench, fill
 
+from recursant import names
 from recursant.fleet.evidence import Evidence, Reason
 from recursant.fleet.isolation import Isolation, Phase, Standing
 from recursant.fleet.worker import WorkerStatus
@@ -173,3 +175,55 @@ def test_an_answer_that_broke_off_counts_against_who_was_asked() -> None:
     other = Scene("w1")
     other.response("503")
     assert other.kinds() == []
+
+
+def retried(scene: Scene, status: str, failed: str, upstream: str, body: str, **headers: str) -> ProcessingResponse:
+    """The response headers of a request whose first attempt was a 500."""
+    message = ProcessingRequest()
+    fill(message.response_headers, {":status": status} | {k.replace("_", "-"): v for k, v in headers.items()})
+    message.attributes["envoy.filters.http.ext_proc"].fields["upstream.address"].string_value = upstream
+    fields = message.metadata_context.filter_metadata[names.METADATA_NAMESPACE].fields
+    fields[names.METADATA_FAILED].string_value = failed
+    fields[names.METADATA_FAILED_BODY].string_value = body
+    return scene.send(message)
+
+
+def first_and_other(scene: Scene) -> tuple[str, str]:
+    first = next(worker for worker, count in scene.table.in_flight().items() if count)
+    return first, "w2" if first == "w1" else "w1"
+
+
+ADDRESS = {"w1": FIRST, "w2": SECOND}
+
+
+@pytest.mark.parametrize(
+    ("body", "evidence"),
+    [
+        (b64encode(errors.cuda_error().encoded()).decode(), Evidence.CUDA_ERROR),
+        (b64encode(errors.out_of_memory().encoded()).decode(), Evidence.OUT_OF_MEMORY),
+        ("", Evidence.SERVER_ERROR),
+        ("no base64", Evidence.SERVER_ERROR),
+    ],
+)
+def test_a_500_that_was_tried_again_speaks_about_its_worker(body: str, evidence: Evidence) -> None:
+    scene = Scene("w1", "w2")
+    first, other = first_and_other(scene)
+    retried(scene, "200", ADDRESS[first], ADDRESS[other], body, content_type="application/json")
+    assert scene.kinds() == [(first, evidence), (other, Evidence.ANSWERED)]
+
+
+def test_both_workers_of_a_request_that_two_failed_are_named() -> None:
+    scene = Scene("w1", "w2")
+    first, other = first_and_other(scene)
+    body = errors.cuda_error().encoded()
+    retried(scene, "500", ADDRESS[first], ADDRESS[other], b64encode(body).decode(), content_length=str(len(body)))
+    scene.response_body(body)
+    assert scene.kinds() == [(first, Evidence.CUDA_ERROR), (other, Evidence.CUDA_ERROR)]
+
+
+def test_a_500_that_nobody_else_could_take_counts_once() -> None:
+    scene = Scene("w1")
+    body = errors.cuda_error().encoded()
+    retried(scene, "500", FIRST, FIRST, b64encode(body).decode(), content_length=str(len(body)))
+    scene.response_body(body)
+    assert scene.kinds() == [("w1", Evidence.CUDA_ERROR)]

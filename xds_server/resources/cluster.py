@@ -18,6 +18,7 @@ from recursant import names
 from recursant.config.model import Config
 from xds_server.resources.addresses import parse_address
 from xds_server.resources.breakers import Breakers
+from xds_server.resources.filters import attempt_filters
 from xds_server.resources.proto import address_of, assignment, extension, from_ads, packed
 
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -65,6 +66,7 @@ def fleet_cluster(breakers: Breakers) -> cluster.Cluster:
                     explicit_http_config=upstream.HttpProtocolOptionsExplicitHttpConfig(
                         http_protocol_options=core.Http1ProtocolOptions()
                     ),
+                    http_filters=attempt_filters(),
                 )
             }
         ),

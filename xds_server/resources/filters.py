@@ -16,6 +16,7 @@ from envoy_data_plane.envoy.extensions.filters.http.cors import v3 as cors
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
 from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
+from envoy_data_plane.envoy.extensions.filters.http.upstream_codec import v3 as upstream_codec
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.type import v3 as envoy_type
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
@@ -45,6 +46,14 @@ def http_filters(config: Config) -> list[hcm.HttpFilter]:
         _discovered(names.EXTPROC_FILTER, ext_proc.ExternalProcessor()),
         _discovered(names.LUA_BODY_FILTER, lua.Lua()),
         _here(ROUTER_FILTER, router.Router(suppress_envoy_headers=True)),
+    ]
+
+
+def attempt_filters() -> list[hcm.HttpFilter]:
+    """What each attempt at a worker passes: Lua that sees every answer, those that are tried again included."""
+    return [
+        _here(names.LUA_ATTEMPT_FILTER, _lua("attempt")),
+        _here("envoy.filters.http.upstream_codec", upstream_codec.UpstreamCodec()),
     ]
 
 

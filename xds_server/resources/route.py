@@ -26,8 +26,9 @@ from xds_server.resources.local_reply import retry_after_where_due
 from xds_server.resources.models import model_cards, model_list, paths_of
 from xds_server.resources.proto import embedded, packed
 
-# Whatever happened to the worker before the response began; and its own "not now" (docs/adr/0004-retries.md).
-_RETRY_ON: Final = "connect-failure,refused-stream,reset,retriable-status-codes"
+# Whatever happened to the worker before the response began; its own "not now"; and the first 500, by Lua's mark
+# (docs/adr/0004-retries.md).
+_RETRY_ON: Final = "connect-failure,refused-stream,reset,retriable-status-codes,retriable-headers"
 _RETRIABLE_STATUS: Final = 503
 # A retry goes to another worker, so there is nothing to wait for; the jitter only spreads a burst of them.
 _BACK_OFF: Final = timedelta(milliseconds=5)
@@ -75,6 +76,7 @@ def _virtual_host(config: Config) -> route.VirtualHost:
         retry_policy=_retry_policy(config),
         request_headers_to_remove=list(_INTERNAL_HEADERS),
         response_headers_to_add=[retry_after_where_due()],
+        response_headers_to_remove=[names.RETRY_MARK],
         typed_per_filter_config=packed(_cors(config.gateway.cors)),
     )
 
@@ -176,6 +178,7 @@ def _retry_policy(config: Config) -> route.RetryPolicy:
     return route.RetryPolicy(
         retry_on=_RETRY_ON,
         retriable_status_codes=[_RETRIABLE_STATUS],
+        retriable_headers=[route.HeaderMatcher(name=names.RETRY_MARK, present_match=True)],
         # As long as extproc's list; with extproc at work its x-envoy-max-retries says it for each request.
         num_retries=config.routing.candidates - 1,
         retry_host_predicate=[
