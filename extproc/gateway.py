@@ -274,6 +274,7 @@ class Gateway:
             min_bandwidth_mb_s=0 if policy is None else policy.min_bandwidth_mb_s,
             prompt_tokens=input_tokens,
             expected_tokens=output_tokens or DEFAULT_EXPECTED_TOKENS,
+            likely_tokens=self.calibration.answer_tokens(family, output_tokens),
             context_length=agent.context_length or 0,
             latency_sla_ms=agent.latency_sla_ms,
             count_as=priority_class,

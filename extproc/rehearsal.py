@@ -195,6 +195,7 @@ def _request(twin: Gateway, arrival: Arrival, demand: Demand | None, *, body_rea
             "model": need.model or None,
             "prompt_tokens": need.prompt_tokens,
             "expected_tokens": need.expected_tokens,
+            "likely_tokens": need.answer_tokens,
             "latency_sla_ms": need.latency_sla_ms,
             "min_vram_mb": need.min_vram_mb,
             "min_bandwidth_mb_s": need.min_bandwidth_mb_s,

@@ -103,7 +103,11 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
         state = record.state
         if state.HasField("finished_requests"):
             gateway.calibration.reported(
-                record.worker_id, state.incarnation, state.finished_requests, state.finished_prompt_tokens
+                record.worker_id,
+                state.incarnation,
+                state.finished_requests,
+                state.finished_prompt_tokens,
+                state.finished_answer_tokens if state.HasField("finished_answer_tokens") else None,
             )
         desk.capacity_changed(runner.wake_for_report)
 

@@ -54,6 +54,7 @@ def worker_state(
         peak_token_rate=profile.peak_token_rate * options.speed,
         finished_requests=stats.finished_requests,
         finished_prompt_tokens=int(stats.prompt_tokens.total),
+        finished_answer_tokens=int(stats.generation_tokens.total),
         # Any free block can be had by any request: the KV cache does not fragment.
         free_vram_mb=numbers.blocks_free * profile.block_bytes // MIB,
         total_vram_mb=profile.total_vram_mb,

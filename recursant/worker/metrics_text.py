@@ -28,6 +28,7 @@ _FINISHED: Final = "vllm:request_success_total"
 # Of each request at its end, cached prompt tokens included.
 _PROMPT_SUM: Final = "vllm:request_prompt_tokens_sum"
 _PROMPT_COUNT: Final = "vllm:request_prompt_tokens_count"
+_ANSWER_SUM: Final = "vllm:request_generation_tokens_sum"
 # The second until vLLM 0.11; of one of them.
 _GAP: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 _PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
@@ -39,7 +40,7 @@ _STARTED: Final = "process_start_time_seconds"
 _WANTED: Final = frozenset(
     (
         *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, _SLEEP_STATE),
-        *(_GENERATED, _QUEUE_SUM, _QUEUE_COUNT, _FINISHED, _PROMPT_SUM, _PROMPT_COUNT, _STARTED),
+        *(_GENERATED, _QUEUE_SUM, _QUEUE_COUNT, _FINISHED, _PROMPT_SUM, _PROMPT_COUNT, _ANSWER_SUM, _STARTED),
         *(f"{name}{part}" for name in _GAP for part in ("_sum", "_count")),
         *(_PROMPT_TOKENS, *_PREFIX_QUERIES, *_PREFIX_HITS, _PREEMPTIONS, _REJECTED),
     )
@@ -69,6 +70,7 @@ class EngineMetrics:
         failed_requests: counter: requests that ended in an error.
         finished_requests: counter: requests that have ended.
         finished_prompt_tokens: counter: the tokens of their prompts.
+        finished_answer_tokens: counter: the tokens of their answers.
         started_at: when the server process started, by its clock, in seconds.
         kv_cache_tokens: tokens that the KV cache holds, where vLLM works that out itself.
         kv_bytes_per_token: of the KV cache.
@@ -96,6 +98,7 @@ class EngineMetrics:
     failed_requests: float | None = None
     finished_requests: float | None = None
     finished_prompt_tokens: float | None = None
+    finished_answer_tokens: float | None = None
     started_at: float | None = None
     kv_cache_tokens: int | None = None
     kv_bytes_per_token: int | None = None
@@ -136,6 +139,8 @@ class EngineMetrics:
         if self.finished_requests is not None and self.finished_prompt_tokens is not None:
             state.finished_requests = int(self.finished_requests)
             state.finished_prompt_tokens = int(self.finished_prompt_tokens)
+            if self.finished_answer_tokens is not None:
+                state.finished_answer_tokens = int(self.finished_answer_tokens)
         self._fill_counters(state)
 
     def _fill_counters(self, state: WorkerState) -> None:
@@ -197,6 +202,7 @@ def parse_metrics(text: str) -> EngineMetrics:
         failed_requests=_total([entry for entry in found[_FINISHED] if entry[0].get("finished_reason") == "error"]),
         finished_requests=_total(found[_PROMPT_COUNT]),
         finished_prompt_tokens=_total(found[_PROMPT_SUM]),
+        finished_answer_tokens=_total(found[_ANSWER_SUM]),
         started_at=found[_STARTED][0][1] if found[_STARTED] else None,
         kv_cache_tokens=_sum_of(configs, "kv_cache_size_tokens"),
         kv_bytes_per_token=_bytes_per_token(config, max(1, len(configs))),

@@ -25,17 +25,28 @@ class Worker:
         self.incarnation = "first"
         self.requests = 0
         self.tokens = 0
+        self.answers: int | None = 0
         self.report()
 
     def report(self) -> None:
-        self.calibration.reported(self.worker_id, self.incarnation, self.requests, self.tokens)
+        self.calibration.reported(self.worker_id, self.incarnation, self.requests, self.tokens, self.answers)
 
-    def serve(self, family: str, body_bytes: int, tokens: int, *, times: int = 1, through_us: bool = True) -> None:
+    def answer(self, bound: int, tokens: int, *, times: int = MIN_REQUESTS) -> None:
+        """Serve requests whose answers are of interest, and tell."""
+        for _ in range(times):
+            if self.answers is not None:
+                self.answers += tokens
+            self.serve("qwen", 400, 100, bound=bound)
+        self.report()
+
+    def serve(
+        self, family: str, body_bytes: int, tokens: int, *, times: int = 1, through_us: bool = True, bound: int = 256
+    ) -> None:
         for _ in range(times):
             self.requests += 1
             self.tokens += tokens
             if through_us:
-                self.calibration.finished(self.worker_id, family, body_bytes)
+                self.calibration.finished(self.worker_id, family, body_bytes, bound)
 
 
 def test_before_anything_is_measured_four_bytes_are_a_token() -> None:
@@ -113,11 +124,11 @@ def test_a_window_of_several_families_teaches_nothing() -> None:
 def test_a_worker_that_does_not_count_teaches_nothing_and_costs_nothing() -> None:
     calibration = Calibration()
     for _ in range(1_000):
-        calibration.finished("silent", "qwen", 500)
+        calibration.finished("silent", "qwen", 500, 256)
     assert calibration.estimates() == {}
     worker = Worker(calibration, "stuck")
     for _ in range(MIN_REQUESTS * MOST_OTHERS):
-        calibration.finished("stuck", "qwen", 500)
+        calibration.finished("stuck", "qwen", 500, 256)
     worker.report()
     # It counts now: what was before is forgotten.
     worker.serve("qwen", 500, 100, times=MIN_REQUESTS)
@@ -185,7 +196,7 @@ def test_whatever_is_reported_the_ratio_stays_within_its_bounds(steps: list[tupl
                 worker.report()
             case ("restart",):
                 worker.incarnation += "x"
-                worker.requests = worker.tokens = 0
+                worker.requests = worker.tokens = worker.answers = 0
             case ("lie", int(requests), int(tokens)):
                 calibration.reported("w1", worker.incarnation, requests, tokens)
             case ("forget",):
@@ -216,3 +227,70 @@ def test_a_body_made_for_a_number_of_tokens_is_read_as_that_number(ratio: float,
     calibration = Calibration()
     calibration._bytes_per_token["qwen"] = ratio
     assert calibration.tokens("qwen", math.ceil(tokens * ratio)) == tokens
+
+
+# --- answers ---
+
+
+def test_before_anything_is_measured_an_answer_is_what_is_expected_without_a_bound() -> None:
+    calibration = Calibration()
+    assert [calibration.answer_tokens("qwen", bound) for bound in (None, 8_000, 300, 20)] == [256, 256, 256, 20]
+
+
+def test_bounds_that_nobody_uses_up_are_not_believed() -> None:
+    calibration = Calibration()
+    Worker(calibration).answer(bound=4_000, tokens=200)
+    # A twentieth of the bound; and no less than the mean, whatever the bound.
+    assert [calibration.answer_tokens("qwen", bound) for bound in (4_000, 8_000, 1_000, 100)] == [200, 400, 200, 100]
+    assert calibration.answer_tokens("qwen", None) == 200
+    assert calibration.answer_tokens("phi", None) == 256
+
+
+def test_bounds_that_are_used_up_are_believed_however_short_most_answers_are() -> None:
+    calibration = Calibration()
+    Worker(calibration).answer(bound=10, tokens=10)
+    assert [calibration.answer_tokens("qwen", bound) for bound in (10, 1_500)] == [10, 1_500]
+
+
+def test_newer_answers_weigh_a_fifth() -> None:
+    calibration = Calibration()
+    worker = Worker(calibration)
+    worker.answer(bound=1_000, tokens=100)
+    worker.answer(bound=1_000, tokens=600)
+    assert calibration.answer_tokens("qwen", 1_000) == 100 + SMOOTHING * 500
+    # More than was asked for: several answers to one request. The share stays one.
+    worker.answer(bound=100, tokens=300)
+    assert calibration.answer_tokens("qwen", 100) == 100
+
+
+def test_a_worker_that_tells_of_prompts_alone_teaches_nothing_about_answers() -> None:
+    calibration = Calibration()
+    worker = Worker(calibration)
+    worker.answers = None
+    worker.report()
+    worker.answer(bound=4_000, tokens=200)
+    found = calibration.estimate("qwen")
+    assert found is not None
+    assert (found.bytes_per_token, found.answer_tokens, found.answer_share) == (4.0, None, None)
+    assert calibration.answer_tokens("qwen", 4_000) == 256
+    # It tells from now on: the window that began without is not used.
+    worker.answers = 5_000
+    worker.report()
+    worker.answer(bound=4_000, tokens=200)
+    worker.answer(bound=4_000, tokens=200)
+    assert calibration.answer_tokens("qwen", 4_000) == 200
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)), max_size=20),
+    st.none() | st.integers(1, 10_000),
+)
+def test_no_answer_is_taken_to_be_longer_than_its_bound(served: list[tuple[int, int]], bound: int | None) -> None:
+    calibration = Calibration()
+    worker = Worker(calibration)
+    for given_bound, tokens in served:
+        worker.answer(given_bound, tokens)
+    likely = calibration.answer_tokens("qwen", bound)
+    longest = max((tokens for _, tokens in served), default=0)
+    assert 0 <= likely <= max(256, longest, 256 if bound is None else bound)
+    assert bound is None or likely <= bound

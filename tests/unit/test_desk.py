@@ -302,7 +302,7 @@ def test_a_degraded_prompt_is_measured_with_the_other_family_s_tokenizer() -> No
     calibration = office.gateway.calibration
     calibration.reported("w2", "first", 0, 0)
     for _ in range(8):
-        calibration.finished("w2", "phi", 200)
+        calibration.finished("w2", "phi", 200, 256)
     calibration.reported("w2", "first", 8, 800)
     demand = office.demand("degrade", length=4_000)
     assert demand.need.prompt_tokens == 1_000
@@ -366,6 +366,11 @@ def test_an_idle_worker_takes_what_it_can() -> None:
 def test_an_answer_is_shortened_to_what_fits_where_the_policy_says_so() -> None:
     # 560 tokens are free below the mark, the prompt has 100.
     office = Office(record("w1", kv_cache_usage=0.5, running_requests=1, **KV))
+    # Answers are as long as they may be here.
+    office.gateway.calibration.reported("w1", "first", 0, 0, 0)
+    for _ in range(8):
+        office.gateway.calibration.finished("w1", "qwen", 400, 1_000)
+    office.gateway.calibration.reported("w1", "first", 8, 800, 8_000)
     client, _ = office.come("shape", length=400)
     assert isinstance(client.outcome, Decision)
     assert (client.outcome.fallback, client.outcome.shaped, client.outcome.max_tokens) == ("shape", 460, 460)

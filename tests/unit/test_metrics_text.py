@@ -36,6 +36,8 @@ vllm:request_queue_time_seconds_sum{engine="0",model_name="tiny"} 0.5
 vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="tiny"} 0.0
 vllm:request_prompt_tokens_count{engine="0",model_name="tiny"} 14.0
 vllm:request_prompt_tokens_sum{engine="0",model_name="tiny"} 2800.0
+vllm:request_generation_tokens_count{engine="0",model_name="tiny"} 14.0
+vllm:request_generation_tokens_sum{engine="0",model_name="tiny"} 170.0
 vllm:cache_config_info{block_size="128",enable_prefix_caching="True",engine="0",num_gpu_blocks="80"} 1.0
 http_requests_total{handler="/v1/models",method="GET",status="2xx"} 1.0
 """
@@ -57,6 +59,7 @@ def test_reads_the_current_names() -> None:
         failed_requests=2.0,
         finished_requests=14.0,
         finished_prompt_tokens=2800.0,
+        finished_answer_tokens=170.0,
         started_at=1.79595639878e9,
         finished={"stop": 12.0, "error": 2.0},
     )

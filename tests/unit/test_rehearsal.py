@@ -62,7 +62,7 @@ def test_the_length_asked_about_is_the_length_decided_on_whatever_was_learnt() -
     calibration = gateway.calibration
     calibration.reported("w1", "first", 0, 0)
     for _ in range(8):
-        calibration.finished("w1", "qwen", 310)
+        calibration.finished("w1", "qwen", 310, 256)
     calibration.reported("w1", "first", 8, 800)
     after = ask(gateway, "chat-web", prompt_tokens=700)["request"]
     assert after["prompt_tokens"] == 700

@@ -340,6 +340,7 @@ async def test_it_reports_the_prompts_that_it_has_finished(sim: Sim) -> None:
     labels = f'{{engine="0",model_name="{MODEL}"}}'
     assert await sim.metric(f"vllm:request_prompt_tokens_count{labels}") == 2
     assert await sim.metric(f"vllm:request_prompt_tokens_sum{labels}") == sum(used)
+    assert await sim.metric(f"vllm:request_generation_tokens_sum{labels}") == 2 * 2
 
 
 async def test_metrics_have_vllms_names_and_labels(sim: Sim) -> None:

@@ -53,6 +53,7 @@ def test_counts_what_vllm_says() -> None:
     assert (counts.prefix_queries, counts.prefix_hits) == (110, 40)
     assert counts.finished == {"stop": 1, "length": 0, "abort": 0, "error": 1, "repetition": 0, "other": 0}
     assert (counts.finished_requests, counts.finished_prompt_tokens, counts.queue_seconds) == (2, 20, 2.0)
+    assert counts.finished_answer_tokens == 2 * 5
 
 
 def test_requests_that_are_put_off_are_waiting() -> None:
@@ -226,7 +227,7 @@ def test_a_report_says_what_a_request_can_get() -> None:
     assert state.free_vram_mb == 750 * 16 * 57_344 // 2**20
     assert state.capacity_tokens == 16_000
     assert [(model.name, model.max_model_len) for model in state.models] == [(MODEL, 32_768)]
-    assert (state.finished_requests, state.finished_prompt_tokens) == (1, 7)
+    assert (state.finished_requests, state.finished_prompt_tokens, state.finished_answer_tokens) == (1, 7, 5)
     assert (state.counters.prefix_queries, state.counters.prefix_hits, state.counters.finished_stop) == (8, 2, 1)
     assert state.engine == "vllm 0.32.0"
     assert not state.HasField("total_vram_mb")

@@ -132,6 +132,7 @@ FACTS: dict[str, tuple[Any, Any]] = {
     "engine": ("vllm 0.32.0", "vllm 0.33.0"),
     "finished_requests": (10, 20),
     "finished_prompt_tokens": (1_000, 2_000),
+    "finished_answer_tokens": (100, 200),
     "counters": (EngineCounters(finished_stop=1), EngineCounters(finished_stop=2)),
     "gpu_ecc_errors": (0, 1),
     "gpu_xid_errors": (0, 1),

@@ -82,6 +82,7 @@ class SimulatedWorker:
         self.computed_tokens = 0
         self.finished = 0
         self._finished_prompt_tokens = 0
+        self._finished_answer_tokens = 0
         self.out_of_memory = 0
         self.failures = 0
         self.cuda_errors = 0
@@ -181,6 +182,7 @@ class SimulatedWorker:
         for sequence in result.finished:
             self.finished += 1
             self._finished_prompt_tokens += sequence.prompt_tokens
+            self._finished_answer_tokens += sequence.generated
             self._requester.ended(sequence.tag, Ending.SERVED)
         if result.preempted:
             self._exhausted(result.preempted)
@@ -284,6 +286,7 @@ class SimulatedWorker:
         state.waiting_tokens = engine.waiting_tokens
         state.finished_requests = self.finished
         state.finished_prompt_tokens = self._finished_prompt_tokens
+        state.finished_answer_tokens = self._finished_answer_tokens
         state.token_rate = self._rate.rate(now)
         state.free_vram_mb = pool.free * profile.block_bytes // MIB
         state.kv_cache_usage = 1.0 - pool.free / pool.total

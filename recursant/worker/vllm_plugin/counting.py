@@ -29,6 +29,7 @@ class Counts:
         preemptions: counter.
         finished: counters of ended requests, by vLLM's reason.
         finished_prompt_tokens: counter: the tokens of their prompts.
+        finished_answer_tokens: counter: the tokens of their answers.
         queue_seconds: counter: how long the ended requests had waited in the queue, in all.
         gap_seconds: counter: time between two tokens of a request, in all.
         gaps: counter: how many those were.
@@ -47,6 +48,7 @@ class Counts:
     preemptions: int
     finished: dict[str, int]
     finished_prompt_tokens: int
+    finished_answer_tokens: int
     queue_seconds: float
     gap_seconds: float
     gaps: int
@@ -82,6 +84,7 @@ class Tally:
     _preemptions: int = 0
     _finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*FINISH_REASONS, OTHER), 0))
     _finished_prompt: int = 0
+    _finished_answer: int = 0
     _queue_seconds: float = 0.0
     _gap_seconds: float = 0.0
     _gaps: int = 0
@@ -120,6 +123,7 @@ class Tally:
             preemptions=self._preemptions,
             finished=dict(self._finished),
             finished_prompt_tokens=self._finished_prompt,
+            finished_answer_tokens=self._finished_answer,
             queue_seconds=self._queue_seconds,
             gap_seconds=self._gap_seconds,
             gaps=self._gaps,
@@ -165,4 +169,5 @@ class Tally:
             reason = str(getattr(request, "finish_reason", OTHER)).rpartition(".")[2].lower()
             self._finished[reason if reason in self._finished else OTHER] += 1
             self._finished_prompt += getattr(request, "num_prompt_tokens", 0)
+            self._finished_answer += getattr(request, "num_generation_tokens", 0)
             self._queue_seconds += max(0.0, getattr(request, "queued_time", 0.0))

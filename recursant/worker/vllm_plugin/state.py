@@ -70,6 +70,7 @@ class StateBuilder:
             waiting_requests=counts.waiting,
             finished_requests=counts.finished_requests,
             finished_prompt_tokens=counts.finished_prompt_tokens,
+            finished_answer_tokens=counts.finished_answer_tokens,
             engine=self._engine,
         )
         # Its configuration has the first of several served names only.

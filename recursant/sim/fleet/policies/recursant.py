@@ -194,7 +194,7 @@ class RecursantRouter:
             need = under.demand.need
             family = self._gateway.family_of(need.family, need.model)
             worker_id = self._worker_ids[request.worker]
-            self._gateway.calibration.finished(worker_id, family, request.body_bytes)
+            self._gateway.calibration.finished(worker_id, family, request.body_bytes, need.expected_tokens)
         self._release(under)
 
     def left(self) -> int:
@@ -223,7 +223,11 @@ class RecursantRouter:
     def report(self, worker: int, state: WorkerState) -> None:
         """See Router."""
         self._gateway.calibration.reported(
-            state.id, state.incarnation, state.finished_requests, state.finished_prompt_tokens
+            state.id,
+            state.incarnation,
+            state.finished_requests,
+            state.finished_prompt_tokens,
+            state.finished_answer_tokens,
         )
         self._tell(self._registry.observe(state, self._events.now))
 
