@@ -5,6 +5,7 @@ answers "continue": what is left is the price of deciding.
 """
 
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from recursant.v1.worker_state_pb2 import WorkerState
 WORKERS = (10, 100, 1_000)
 LOOPS = 9
 REQUESTS = 1_000
+_ENDPOINT = re.compile(rb"10\.0\.\d+\.\d+:8000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,16 @@ def _request() -> bytes:
     return data
 
 
-def _response() -> bytes:
+def _response(endpoint: str) -> bytes:
     message = ProcessingRequest()
     _headers(message.response_headers, {":status": "200", "content-type": "application/json", "server": "uvicorn"})
-    message.attributes["envoy.filters.http.ext_proc"].fields["upstream.address"].string_value = "10.0.0.1:8000"
+    message.attributes["envoy.filters.http.ext_proc"].fields["upstream.address"].string_value = endpoint
     data: bytes = message.SerializeToString()
     return data
+
+
+def _endpoint(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250}:8000"
 
 
 def _gateway(workers: int) -> Gateway:
@@ -88,8 +94,7 @@ def _gateway(workers: int) -> Gateway:
             max_num_seqs=256,
             free_vram_mb=rng.randrange(4_000, 40_000),
         )
-        endpoint = f"10.0.{number // 250}.{number % 250}:8000"
-        table.upsert(WorkerRecord(state.id, WorkerStatus.READY, endpoint, (model,), state, 0.0))
+        table.upsert(WorkerRecord(state.id, WorkerStatus.READY, _endpoint(number), (model,), state, 0.0))
     agent = {
         "agent_id": "chat-web",
         "model_family": "qwen",
@@ -115,7 +120,10 @@ def _cpu_us(once: Callable[[], None]) -> float:
 
 def measure() -> list[Row]:
     """Measure all cases in turn, `LOOPS` times over, and give the medians."""
-    request, response = _request(), _response()
+    request = _request()
+    # The worker that was picked answers.
+    responses = {_endpoint(number).encode(): _response(_endpoint(number)) for number in range(max(WORKERS))}
+    [response, *_] = responses.values()
 
     def noop() -> None:
         messages.go_on(messages.parse(request))
@@ -126,8 +134,8 @@ def measure() -> list[Row]:
 
         def decide() -> None:
             session = RequestSession(gateway, desk, print)
-            session.receive(request)
-            session.receive(response)
+            answer = session.receive(request) or b""
+            session.receive(responses[_ENDPOINT.findall(answer)[0]])
             session.close()
 
         return decide

@@ -439,14 +439,11 @@ class Gateway:
         if fallback is not None:
             self.recorder.fallback_taken(demand.agent.agent, fallback)
         engine_priority = None
-        for row in found.rows:
-            record = table.record(row)
-            if record is not None and record.state.priority_scheduling:
-                engine_priority = demand.priority_class.engine_priority
-                break
+        if table.schedules_by_priority(found.rows):
+            engine_priority = demand.priority_class.engine_priority
         return Decision(
             rows=found.rows,
-            endpoints=",".join(table.endpoint(row) for row in found.rows),
+            endpoints=",".join([table.endpoint(row) for row in found.rows]),
             model=found.model,
             allowed_models="" if demand.checked else f",{found.model},",
             engine_priority=engine_priority,

@@ -6,9 +6,8 @@ rebuilds the candidate sets. Single-threaded: nobody reads while somebody writes
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -37,39 +36,44 @@ _MAX_CACHED_SETS: Final = 1_024
 _UNKNOWN: Final = math.nan
 
 
-class Fact(IntEnum):
-    """The columns. NaN stands for "the worker cannot know"."""
+class Fact:
+    """The columns. NaN stands for "the worker cannot know".
+
+    Plain numbers: with those of an enumeration, each look takes four times as long.
+    """
 
     # Running and waiting requests, as last reported.
-    REPORTED = 0
+    REPORTED: Final = 0
     # Requests that the processes of this host have in flight there.
-    IN_FLIGHT = 1
+    IN_FLIGHT: Final = 1
     # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
-    IN_FLIGHT_AT_BEAT = 2
+    IN_FLIGHT_AT_BEAT: Final = 2
     # Requests that it runs at once, unknown where not declared; and the longest queue that it wants.
-    SLOTS = 3
-    MAX_QUEUE = 4
+    SLOTS: Final = 3
+    MAX_QUEUE: Final = 4
     # Generated tokens per second when busy: declared, or learnt.
-    PEAK_RATE = 5
-    WAITING_TOKENS = 6
-    QUEUE_WAIT_MS = 7
-    FREE_VRAM_MB = 8
-    BANDWIDTH_HEADROOM_MB_S = 9
+    PEAK_RATE: Final = 5
+    WAITING_TOKENS: Final = 6
+    QUEUE_WAIT_MS: Final = 7
+    FREE_VRAM_MB: Final = 8
+    BANDWIDTH_HEADROOM_MB_S: Final = 9
     # Tokens that its KV cache takes below the water-mark, what its requests will still write taken off.
-    KV_ROOM_TOKENS = 10
+    KV_ROOM_TOKENS: Final = 10
     # Up to how many requests each priority class may fill it: PLACES_LOW + class.
-    PLACES_LOW = 11
-    PLACES_NORMAL = 12
-    PLACES_HIGH = 13
-    PLACES_CRITICAL = 14
+    PLACES_LOW: Final = 11
+    PLACES_NORMAL: Final = 12
+    PLACES_HIGH: Final = 13
+    PLACES_CRITICAL: Final = 14
     # For all classes together, while the worker is on trial after an isolation.
-    TRIAL_PLACES = 15
+    TRIAL_PLACES: Final = 15
     # Tokens of what other processes of this host had in flight there at the moment of the last beat.
-    TOKENS_ELSEWHERE_AT_BEAT = 16
+    TOKENS_ELSEWHERE_AT_BEAT: Final = 16
     # Prompt tokens that this process sent there since the last beat; and tokens that its KV cache holds: as of the
     # last beat, and what we sent there since.
-    PROMPT_TOKENS_SENT = 17
-    KV_HELD_TOKENS = 18
+    PROMPT_TOKENS_SENT: Final = 17
+    KV_HELD_TOKENS: Final = 18
+
+    COUNT: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +113,13 @@ class FleetTable:
         self._slots = slots or Slots()
         self._admission = admission
         self._shares = _shares(admission)
-        self._facts: Facts = np.full((len(Fact), 16), _UNKNOWN)
+        self._facts: Facts = np.full((Fact.COUNT, 16), _UNKNOWN)
         self._records: list[WorkerRecord | None] = [None] * 16
         # Of each worker that tells of its KV cache: its report, and what other processes had in flight then, as
         # `Slots.tokens` counts it.
         self._caches: list[tuple[CacheReport, int, int] | None] = [None] * 16
+        # Rows of workers that run priority scheduling.
+        self._schedulers: set[int] = set()
         self._row_of: dict[str, int] = {}
         self._row_of_endpoint: dict[str, int] = {}
         self._sets: dict[tuple[str, str, frozenset[str]], CandidateSet] = {}
@@ -131,6 +137,10 @@ class FleetTable:
         old = self._records[row]
         self._records[row] = record
         self._write_facts(row, record.state, afresh=old is None or old.state.incarnation != record.state.incarnation)
+        if record.state.priority_scheduling:
+            self._schedulers.add(row)
+        else:
+            self._schedulers.discard(row)
         self._facts[Fact.TRIAL_PLACES, row] = 1.0 if record.on_trial else _UNKNOWN
         self.changes.row(row)
         if old is None or _layout(old) != _layout(record):
@@ -143,6 +153,7 @@ class FleetTable:
             return
         self._records[row] = None
         self._caches[row] = None
+        self._schedulers.discard(row)
         self._slots.leave(worker_id)
         self._layout_changed()
 
@@ -172,7 +183,7 @@ class FleetTable:
         return found
 
     def facts(self, rows: Rows) -> Facts:
-        """A copy of the facts of `rows`: shape (len(Fact), len(rows))."""
+        """A copy of the facts of `rows`: shape (Fact.COUNT, len(rows))."""
         # Not `[:, rows]`: that copies column by column, and every fact would be scattered.
         facts: Facts = self._facts.take(rows, axis=1)
         facts[Fact.IN_FLIGHT] = self._slots.counts(rows)
@@ -200,6 +211,10 @@ class FleetTable:
         if record is None or record.endpoint is None:
             raise LookupError(f"row {row} holds no usable worker")
         return record.endpoint
+
+    def schedules_by_priority(self, rows: Iterable[int]) -> bool:
+        """Does any of these workers run priority scheduling?"""
+        return not self._schedulers.isdisjoint(rows)
 
     def worker_id(self, row: int) -> str:
         """The id of a candidate."""

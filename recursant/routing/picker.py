@@ -1,5 +1,6 @@
 """From a need to the ordered list of workers that Envoy walks (SPEC C1 to C3)."""
 
+import math
 import random
 from dataclasses import dataclass
 from enum import StrEnum
@@ -98,7 +99,7 @@ def best_places(found: CandidateSet, scores: Facts, count: int) -> list[int]:
     places: list[int] = []
     while len(places) < count:
         best = int(scores.argmax())
-        if scores[best] == -np.inf:
+        if scores.item(best) == -math.inf:
             break
         if not places and found.mixed:
             scores[found.model_numbers != found.model_numbers[best]] = -np.inf

@@ -71,10 +71,13 @@ def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int =
         weights: with the profile.
         prompt_tokens: of the request.
     """
-    return combined(*terms(facts, peaks(facts), load, weights, np.fmax), weights, prompt_tokens)
+    first, second = terms(facts, peaks(facts), load, weights, np.fmax)
+    return combined(first, second, weights, prompt_tokens)
 
 
-def terms(facts: Any, peak: Any, load: Any, weights: ScoreWeights, larger: Callable[[Any, Any], Any]) -> Any:
+def terms(
+    facts: Any, peak: Any, load: Any, weights: ScoreWeights, larger: Callable[[Any, Any], Any]
+) -> tuple[Any, Any]:
     """What of a score depends on the candidate alone: two numbers of each, for `combined`.
 
     Over columns of candidates, with `np.fmax` for `larger`; or over one worker's facts as plain numbers, with `max`.

@@ -22,7 +22,7 @@ from recursant.admission.rules import Admission
 from recursant.config.model import Config
 from recursant.fleet.directory import TICK_S
 from recursant.fleet.registry import Gone, Registry, Update
-from recursant.fleet.table import Fact, Facts, FleetTable, Rows
+from recursant.fleet.table import Facts, FleetTable, Rows
 from recursant.fleet.ward import Ward
 from recursant.problems import ApiProblem
 from recursant.sim import errors
@@ -44,13 +44,20 @@ _ERROR_BODIES: Final = {
 class BlindTable(FleetTable):
     """A table that hides facts: what the policy is worth without them."""
 
-    def __init__(self, hidden: Mapping[Fact, float], admission: Admission) -> None:
+    def __init__(self, hidden: Mapping[int, float], admission: Admission) -> None:
         super().__init__(admission=admission)
         self._hidden = hidden
 
     def facts(self, rows: Rows) -> Facts:
         """See FleetTable."""
         facts = super().facts(rows)
+        for fact, value in self._hidden.items():
+            facts[fact] = value
+        return facts
+
+    def facts_of_one(self, row: int) -> list[float]:
+        """See FleetTable."""
+        facts = super().facts_of_one(row)
         for fact, value in self._hidden.items():
             facts[fact] = value
         return facts
@@ -91,7 +98,7 @@ class _Silent:
 class RecursantRouter:
     """One extproc process."""
 
-    def __init__(self, surroundings: Surroundings, config: Config, hidden: Mapping[Fact, float]) -> None:
+    def __init__(self, surroundings: Surroundings, config: Config, hidden: Mapping[int, float]) -> None:
         self._events = surroundings.events
         self._outlet = surroundings.outlet
         clock = self._events.clock
@@ -285,7 +292,7 @@ class RecursantPolicy:
 
     config: Config
     name: str = "recursant"
-    hidden: Mapping[Fact, float] = field(default_factory=dict)
+    hidden: Mapping[int, float] = field(default_factory=dict)
     report_s: float | None = None
     priority_scheduling: bool = True
 
