@@ -12,6 +12,7 @@ from recursant.sim.fleet.router import Policy
 
 ROUND_ROBIN: Final = "round robin"
 NO_RETRIES: Final = "round robin, no retries"
+ERRORS_TOO: Final = "round robin, our retries"
 ENDPOINT_PICKER: Final = "queue + KV + prefix (2/2/3)"
 ORACLE: Final = "oracle"
 CLASSIC: Final = "recursant (classic)"
@@ -34,6 +35,8 @@ def policies(agents: Agents) -> dict[str, Policy]:
     named = {policy.name: policy for policy in found}
     # What stands in front of many fleets: a proxy as it is, with nothing set.
     named[NO_RETRIES] = PlainPolicy(ROUND_ROBIN, families, retries=0)
+    # And one that does what ours does when an attempt fails: what is left is the routing.
+    named[ERRORS_TOO] = PlainPolicy(ROUND_ROBIN, families, retries_errors=True)
     return named
 
 

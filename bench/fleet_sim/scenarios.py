@@ -21,7 +21,7 @@ from bench.fleet_sim.fleets import (
 )
 from recursant.sim.fleet.spec import Environment, WorkerSpec
 from recursant.sim.workloads.arrival import Arrival
-from recursant.sim.workloads.fault_plans import leaking_worker, resets_everywhere
+from recursant.sim.workloads.fault_plans import errors_everywhere, leaking_worker
 from recursant.sim.workloads.folder import Known, find_trace, read_trace
 from recursant.sim.workloads.mixed import CHAT, MIXED, SHORT_AND_VERY_LONG, mixed
 from recursant.sim.workloads.poisson import Bursts
@@ -101,11 +101,11 @@ _ALL: Final = (
     ),
     Scenario(
         "faults",
-        "the same, 5 % of the attempts reset or 503",
+        "the same, 5 % of the attempts failing: half reset or 503, half 500",
         SPEC_AGENTS,
         spec_fleet,
         _mixed(_MIXED_RATE * 0.9),
-        Environment(faults=resets_everywhere()),
+        Environment(faults=errors_everywhere()),
     ),
     Scenario(
         "leak",

@@ -144,10 +144,27 @@ def test_a_worker_that_is_killed_breaks_answers_and_sends_the_rest_elsewhere() -
 def test_a_worker_with_cuda_errors_is_isolated() -> None:
     faults = (Fault(FaultKind.CUDA_ERRORS, worker=2, share=1.0),)
     run = simulate(RecursantPolicy(CONFIG), replace(QUIET, faults=faults))
-    failed = [request for request in run.requests if request.ending is Ending.FAILED]
     # Three in a row take it out (SPEC F1); what was sent before the third answer may meet it, too.
-    assert 3 <= len(failed) <= 5
-    assert all(request.worker == 2 for request in failed)
+    assert 3 <= run.workers[2].cuda_errors <= 5
+    # Whoever met it was answered by another one.
+    assert {request.ending for request in run.requests} == {Ending.SERVED}
+    assert all(request.worker != 2 for request in run.requests)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SERVER_ERRORS, FaultKind.CUDA_ERRORS])
+def test_a_request_that_every_worker_fails_meets_two_of_them(kind: FaultKind) -> None:
+    faults = (Fault(kind, share=1.0),)
+    run = Simulation([SPEC] * 4, RecursantPolicy(CONFIG), replace(QUIET, faults=faults)).run(load(1.0, 3))
+    assert [(request.ending, request.attempts) for request in run.requests] == [(Ending.FAILED, 2)] * 3
+    assert sum(worker.cuda_errors + worker.failures for worker in run.workers) == 6
+    assert run.in_flight_left == 0
+
+
+def test_a_mesh_does_not_send_a_500_again() -> None:
+    run = simulate(
+        PlainPolicy("round robin", FAMILIES), replace(QUIET, faults=(Fault(FaultKind.SERVER_ERRORS, share=1.0),))
+    )
+    assert {(request.ending, request.attempts) for request in run.requests} == {(Ending.FAILED, 1)}
 
 
 def test_an_engine_that_cannot_preempt_fails_whom_it_has_no_memory_for() -> None:

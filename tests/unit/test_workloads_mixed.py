@@ -9,7 +9,7 @@ import pytest
 
 from recursant.sim.fleet.spec import FaultKind
 from recursant.sim.workloads.arrival import Arrival
-from recursant.sim.workloads.fault_plans import errors_everywhere, leaking_worker, resets_everywhere
+from recursant.sim.workloads.fault_plans import errors_everywhere, leaking_worker
 from recursant.sim.workloads.mixed import MIXED, SHORT_AND_VERY_LONG, Lengths, mixed
 from recursant.sim.workloads.poisson import Bursts, arrival_times
 
@@ -121,7 +121,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
     with pytest.raises(ValueError, match="0 to 1"):
         errors_everywhere(1.5)
     with pytest.raises(ValueError, match="0 to 1"):
-        resets_everywhere(-0.1)
+        errors_everywhere(-0.1)
 
 
 def test_five_percent_of_errors_are_five_percent_whatever_their_kinds() -> None:
@@ -129,7 +129,7 @@ def test_five_percent_of_errors_are_five_percent_whatever_their_kinds() -> None:
     assert (resets.kind, server.kind) == (FaultKind.RESETS, FaultKind.SERVER_ERRORS)
     # A worker draws for one kind after the other.
     assert resets.share + (1 - resets.share) * server.share == pytest.approx(0.05)
-    [plain] = resets_everywhere()
+    [plain] = errors_everywhere(0.05, FaultKind.RESETS)
     assert (plain.kind, plain.share, plain.worker) == (FaultKind.RESETS, 0.05, None)
     [leak] = leaking_worker(3, at_s=10.0)
     assert (leak.kind, leak.worker, leak.at_s) == (FaultKind.LEAK, 3, 10.0)

@@ -31,6 +31,9 @@ class Router(Protocol):
     def report(self, worker: int, state: WorkerState) -> None:
         """A worker's report has come."""
 
+    def failed(self, request: Request, failure: str) -> None:
+        """`request.worker` answered with an error, `failure`, and another worker is asked."""
+
     def answered(self, request: Request, failure: str | None) -> None:
         """The answer has begun, from `request.worker`; `failure` names the error where it is one."""
 
@@ -76,6 +79,10 @@ class Policy(Protocol):
     @property
     def priority_scheduling(self) -> bool:
         """Engines order by priority, as this policy sets it."""
+
+    @property
+    def retries_errors(self) -> bool:
+        """The first 500 of a request is tried once more, on the next of its workers (docs/adr/0004-retries.md)."""
 
     def router(self, surroundings: Surroundings) -> Router:
         """A gateway under this policy."""

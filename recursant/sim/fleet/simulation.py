@@ -71,6 +71,9 @@ class Simulation:
             )
             for number in range(environment.replicas)
         ]
+        self._retries_errors = policy.retries_errors
+        # Requests that had their one retry of a 500.
+        self._tried_again: set[int] = set()
         self._reports = beat_s > 0
         self._beat_s = beat_s or 1.0
         # Of each request under way: its gateway, and the candidates that are left.
@@ -179,8 +182,19 @@ class Simulation:
             case Rejection.REFUSED:
                 self._again(request)
             case _:
-                self._router_of[request.number].answered(request, rejection.value)
-                self._finish(request, Ending.FAILED)
+                self._failed(request, rejection.value, Ending.FAILED)
+
+    def _failed(self, request: Request, failure: str, ending: Ending) -> None:
+        """A worker answered 500."""
+        number = request.number
+        router = self._router_of[number]
+        if self._retries_errors and self._left[number] and number not in self._tried_again:
+            self._tried_again.add(number)
+            router.failed(request, failure)
+            self._events.at(self._events.now + self._environment.retry_delay_s, self._attempt, request)
+            return
+        router.answered(request, failure)
+        self._finish(request, ending)
 
     def _again(self, request: Request) -> None:
         """An attempt came to nothing before the answer began."""
@@ -204,7 +218,8 @@ class Simulation:
             self._again(request)
             return
         if ending is Ending.OUT_OF_MEMORY and request.first_token_s is None:
-            self._router_of[request.number].answered(request, Ending.OUT_OF_MEMORY.value)
+            self._failed(request, ending.value, ending)
+            return
         self._finish(request, ending)
 
     def _finish(self, request: Request, ending: Ending) -> None:
@@ -213,4 +228,5 @@ class Simulation:
         request.ending = ending
         request.ended_s = self._events.now
         self._left.pop(request.number, None)
+        self._tried_again.discard(request.number)
         self._router_of.pop(request.number).ended(request, ending)

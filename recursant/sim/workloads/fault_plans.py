@@ -10,23 +10,23 @@ ERROR_SHARE: Final = 0.05
 LEAK_SHARE_PER_S: Final = 0.005
 
 
-def errors_everywhere(share: float = ERROR_SHARE) -> tuple[Fault, ...]:
-    """Of the requests at every worker, `share` fails: half by a connection that breaks before the answer, half by
-    an engine error (500), which a gateway does not send again by itself."""
+def errors_everywhere(share: float = ERROR_SHARE, *kinds: FaultKind) -> tuple[Fault, ...]:
+    """Of the requests at every worker, `share` fails, in equal parts by each of `kinds`.
+
+    Args:
+        share: 0 to 1.
+        kinds: resets, server errors or CUDA errors; none: resets and server errors.
+    """
     if not 0 <= share <= 1:
         raise ValueError(f"a share must be 0 to 1, not {share:g}")
-    return (
-        Fault(FaultKind.RESETS, share=share / 2),
-        # Of those that the first half left.
-        Fault(FaultKind.SERVER_ERRORS, share=(share / 2) / (1 - share / 2)),
-    )
-
-
-def resets_everywhere(share: float = ERROR_SHARE) -> tuple[Fault, ...]:
-    """Of the requests at every worker, `share` meets a connection that breaks before the answer, or 503."""
-    if not 0 <= share <= 1:
-        raise ValueError(f"a share must be 0 to 1, not {share:g}")
-    return (Fault(FaultKind.RESETS, share=share),)
+    found = []
+    left = 1.0
+    for kind in kinds or (FaultKind.RESETS, FaultKind.SERVER_ERRORS):
+        part = share / (len(kinds) or 2)
+        # Of those that the kinds before it left.
+        found.append(Fault(kind, share=part / left if part else 0.0))
+        left -= part
+    return tuple(found)
 
 
 def leaking_worker(worker: int, at_s: float = 0.0, share_per_s: float = LEAK_SHARE_PER_S) -> tuple[Fault, ...]:

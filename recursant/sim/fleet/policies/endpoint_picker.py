@@ -94,6 +94,7 @@ class EndpointPickerPolicy:
     retries: int = MESH_RETRIES
     report_s: float | None = SCRAPE_S
     priority_scheduling: bool = False
+    retries_errors: bool = False
 
     def router(self, surroundings: Surroundings) -> Router:
         """See Policy."""

@@ -68,6 +68,7 @@ class OraclePolicy:
     retries: int = MESH_RETRIES
     report_s: float | None = 0.0
     priority_scheduling: bool = False
+    retries_errors: bool = False
 
     def router(self, surroundings: Surroundings) -> Router:
         """See Policy."""

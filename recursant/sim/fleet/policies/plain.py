@@ -42,6 +42,10 @@ class PlainRouter(ABC):
         """See Router."""
         del worker, state  # it needs no news
 
+    def failed(self, request: Request, failure: str) -> None:
+        """See Router."""
+        del request, failure  # it draws no conclusions
+
     def answered(self, request: Request, failure: str | None) -> None:
         """See Router."""
         if request.worker is not None and self._at.get(request.number) != request.worker:
@@ -154,6 +158,7 @@ class PlainPolicy:
     retries: int = MESH_RETRIES
     report_s: float | None = 0.0
     priority_scheduling: bool = False
+    retries_errors: bool = False
 
     def router(self, surroundings: Surroundings) -> Router:
         """See Policy."""

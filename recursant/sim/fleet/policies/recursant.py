@@ -175,6 +175,13 @@ class RecursantRouter:
         candidates = [self._index_of[self._table.worker_id(row)] for row in outcome.rows]
         self._outlet.send(request, candidates)
 
+    def failed(self, request: Request, failure: str) -> None:
+        """See Router."""
+        under = self._under[request.number]
+        row = self._row_of(request)
+        if under.witness is not None and row is not None:
+            under.witness.failed(row, _ERROR_BODIES[failure])
+
     def answered(self, request: Request, failure: str | None) -> None:
         """See Router."""
         under = self._under[request.number]
@@ -208,10 +215,13 @@ class RecursantRouter:
         """See Router."""
         return self._table.in_flight_total() + len(self._under) + sum(self._desk.depth().values())
 
+    def _row_of(self, request: Request) -> int | None:
+        worker = request.worker
+        return None if worker is None else self._table.row_of_endpoint(self._endpoint_of[worker])
+
     def _move(self, under: _Under) -> None:
         """Count the request where it really is, after retries."""
-        worker = under.request.worker
-        row = None if worker is None else self._table.row_of_endpoint(self._endpoint_of[worker])
+        row = self._row_of(under.request)
         if row == under.row:
             return
         self._release(under)
@@ -295,6 +305,7 @@ class RecursantPolicy:
     hidden: Mapping[int, float] = field(default_factory=dict)
     report_s: float | None = None
     priority_scheduling: bool = True
+    retries_errors: bool = True
 
     def router(self, surroundings: Surroundings) -> Router:
         """See Policy."""
