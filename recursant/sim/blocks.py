@@ -8,7 +8,8 @@ Every block is exactly one of: empty, private (held, no hash of its own), shared
 held). Empty and idle ones are free.
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
@@ -21,8 +22,9 @@ class BlockPool:
         self._empty = total
         # hash -> holders.
         self._shared: dict[int, int] = {}
-        # Insertion order is the order of last use: the first is evicted first.
-        self._idle: dict[int, None] = {}
+        # Insertion order is the order of last use: the first is evicted first. A plain dictionary would look at every
+        # entry that it ever evicted to find its first one.
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free(self) -> int:
@@ -66,28 +68,28 @@ class BlockPool:
                 del self._idle[key]
                 self._shared[key] = 1
 
-    def share(self, key: int) -> bool:
-        """Gives one of the caller's private blocks the hash `key`; it then holds it as a shared one.
+    def share(self, hashes: Iterable[int]) -> list[int]:
+        """Gives the caller's private blocks their hashes; it then holds them as shared ones.
 
-        False: another block has that hash already; the caller's stays private.
+        Returns those it gave: where another block has that hash already, the caller's stays private.
         """
-        if key in self._shared or key in self._idle:
-            return False
-        self._shared[key] = 1
-        return True
+        shared, idle = self._shared, self._idle
+        new = dict.fromkeys([key for key in hashes if key not in shared and key not in idle], 1)
+        shared.update(new)
+        return list(new)
 
     def release(self, hashes: Sequence[int], private: int) -> None:
         """Gives back one holder's blocks: its shared ones, which stay cached, and `private` others.
 
         The end of a sequence is worth less to others than its beginning, so it becomes idle first.
         """
+        shared, idle = self._shared, self._idle
         for key in reversed(hashes):
-            holders = self._shared[key] - 1
-            if holders:
-                self._shared[key] = holders
+            holders = shared.pop(key)
+            if holders > 1:
+                shared[key] = holders - 1
             else:
-                del self._shared[key]
-                self._idle[key] = None
+                idle[key] = None
         self._empty += private
 
     def forget(self) -> None:
@@ -97,5 +99,5 @@ class BlockPool:
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
-            del self._idle[next(iter(self._idle))]
+            self._idle.popitem(last=False)
         self._empty += count

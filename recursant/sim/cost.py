@@ -25,6 +25,14 @@ class StepLoad:
     decode_context: int = 0
     context: int = 0
 
+    def add_decoding(self, sequences: int, computed: int) -> None:
+        """Counts sequences that compute one token more than the `computed` ones that they have together."""
+        context = computed + sequences
+        self.sequences += sequences
+        self.tokens += sequences
+        self.context += context
+        self.decode_context += context
+
     def add(self, tokens: int, computed: int) -> None:
         """Counts a sequence that computes `tokens` more than the `computed` ones it has."""
         context = computed + tokens

@@ -89,6 +89,10 @@ class _Step:
     repeats: int
 
 
+def _place(sequence: Sequence) -> int:
+    return sequence.place
+
+
 class Engine:
     """One engine. Deterministic: the same seed and the same calls give the same results."""
 
@@ -239,15 +243,17 @@ class Engine:
         step, self._step = self._step, None
         repeats = step.repeats
         self._steps += repeats
-        outputs: list[tuple[Sequence, int]] = []
+        scheduler = self._scheduler
         answering: list[Sequence] = []
-        finished: list[Sequence] = []
+        # Those that get nothing in this step: the ones in the group all do.
+        without = set(scheduler.alone)
+        finished = scheduler.group.advance(repeats)
         for sequence in step.plan.scheduled:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted meanwhile
             sequence.computed += sequence.scheduled * repeats
             sequence.scheduled = 0
-            if sequence.computed < sequence.prompt_tokens + sequence.generated:
+            if sequence.computed < sequence.length:
                 continue  # a chunk of its prefill
             if sequence.first_token is None:
                 sequence.first_token = now
@@ -255,16 +261,21 @@ class Engine:
                 self._prompt_tokens += sequence.prompt_tokens
                 self._cached_tokens += sequence.cached_tokens
             sequence.generated += repeats
-            outputs.append((sequence, repeats))
+            without.remove(sequence)
             if sequence.generated >= sequence.output_tokens:
-                sequence.finished = now
-                del self._sequences[sequence.request_id]
                 finished.append(sequence)
+        outputs = [(sequence, repeats) for sequence in scheduler.running if sequence not in without]
+        if len(finished) > 1:
+            finished.sort(key=_place)
+        for sequence in finished:
+            sequence.finished = now
+            del self._sequences[sequence.request_id]
         generated = repeats * len(outputs)
         self._generated_tokens += generated
         if finished:
             self._finished += len(finished)
-            self._scheduler.finish(finished)
+            scheduler.finish(finished)
+        scheduler.regroup()
         return StepResult(
             duration_s=step.duration_s,
             tokens=step.plan.load.tokens * repeats,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from recursant.sim.blocks import BlockPool
 from recursant.sim.cost import StepLoad
+from recursant.sim.decoding import DecodeGroup
 from recursant.sim.profiles import EngineProfile
 from recursant.sim.sequence import Sequence, SequenceState
 from recursant.sim.waiting import SchedulingPolicy, queue_for
@@ -21,7 +22,7 @@ class Schedule:
 
     Attributes:
         load: what it costs.
-        scheduled: its sequences, each with its `scheduled` tokens set.
+        scheduled: its sequences but for the group of those that decode, each with its `scheduled` tokens set.
         started: those of them that run for the first time.
         preempted: those that lost their blocks to others.
     """
@@ -37,7 +38,11 @@ class Scheduler:
 
     def __init__(self, profile: EngineProfile, policy: SchedulingPolicy, *, chunked_prefill: bool) -> None:
         self.pool = BlockPool(profile.kv_blocks)
+        # Those that run, in the order in which they began to; and the ones among them that are not in the group.
         self.running: list[Sequence] = []
+        self.alone: list[Sequence] = []
+        self.group = DecodeGroup(profile.block_tokens)
+        self._places = 0
         self.waiting = queue_for(policy)
         # Input tokens of the waiting sequences.
         self.waiting_tokens = 0
@@ -59,6 +64,10 @@ class Scheduler:
             self.waiting_tokens -= sequence.length
         else:
             self.running.remove(sequence)
+            if sequence.group is None:
+                self.alone.remove(sequence)
+            else:
+                self.group.leave(sequence)
             self._release(sequence)
 
     def finish(self, finished: list[Sequence]) -> None:
@@ -67,28 +76,72 @@ class Scheduler:
             sequence.state = SequenceState.FINISHED
             self._release(sequence)
         self.running = [sequence for sequence in self.running if sequence.state is SequenceState.RUNNING]
+        self.alone = [sequence for sequence in self.alone if sequence.state is SequenceState.RUNNING]
 
     def schedule(self, now: float) -> Schedule:
         """Plans a step. Whoever has work gets some: at least one sequence is scheduled if there is any."""
         plan = Schedule()
-        budget = self._schedule_running(plan)
+        if not self._group_goes_first():
+            self._dissolve()
+        group = self.group
+        if group.count:
+            self.pool.take(group.blocks_to_grow(1))
+            group.ahead = 1
+            plan.load.add_decoding(group.count, group.context)
+        budget = self._schedule_alone(plan, self._max_num_batched_tokens - group.count)
         if not plan.preempted:
             self._admit(plan, budget, now)
         for sequence in plan.scheduled:
             plan.load.add(sequence.scheduled, sequence.computed)
         return plan
 
+    def _group_goes_first(self) -> bool:
+        """Whether those that decode may be taken all together, before the others: so it would come about one by one."""
+        group = self.group
+        if not group.count:
+            return True
+        wanted = group.blocks_to_grow(1)
+        for sequence in self.alone:
+            if sequence.place < group.newest:
+                return False
+            tokens = sequence.length
+            wanted += -(-tokens // self._block_tokens) - sequence.blocks
+        return wanted <= self.pool.free
+
+    def _dissolve(self) -> None:
+        """Lets everybody count for itself again."""
+        for sequence in self.running:
+            if sequence.group is not None:
+                self.group.leave(sequence)
+        self.alone = list(self.running)
+
+    def regroup(self) -> None:
+        """Between two steps: takes those into the group that decode."""
+        group = self.group
+        alone = []
+        for sequence in self.alone:
+            if group.takes(sequence):
+                group.join(sequence)
+            else:
+                alone.append(sequence)
+        self.alone = alone
+
     def extend(self, plan: Schedule, steps: int) -> int:
         """Lets a plan of decode steps stand for up to `steps` of them in a row, and takes the blocks for it.
 
         Returns how many it stands for: fewer where a sequence finishes before, or blocks end.
         """
+        group = self.group
+        if group.count:
+            steps = min(steps, group.steps_to_next_end())
         for sequence in plan.scheduled:
             steps = min(steps, sequence.output_tokens - sequence.generated)
         while steps > 1 and self._blocks_to_grow(plan.scheduled, steps) > self.pool.free:
             steps //= 2
         if steps > 1:
             self.pool.take(self._blocks_to_grow(plan.scheduled, steps))
+            if group.count:
+                group.ahead = steps
             for sequence in plan.scheduled:
                 tokens = sequence.computed + steps
                 sequence.blocks = -(-tokens // self._block_tokens)
@@ -101,6 +154,10 @@ class Scheduler:
 
         What the prefix cache lost to them is lost, as their blocks were taken already.
         """
+        group = self.group
+        if group.count:
+            self.pool.release([], group.blocks_to_grow(group.ahead) - group.blocks_to_grow(steps))
+            group.ahead = steps
         for sequence in plan.scheduled:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted meanwhile
@@ -119,16 +176,15 @@ class Scheduler:
             and all(sequence.length - sequence.computed == 1 for sequence in plan.scheduled)
         )
 
-    def _schedule_running(self, plan: Schedule) -> int:
-        """Gives running sequences their tokens; returns what is left of the budget."""
-        budget = self._max_num_batched_tokens
+    def _schedule_alone(self, plan: Schedule, budget: int) -> int:
+        """Gives running sequences that are not in the group their tokens; returns what is left of the budget."""
         block_tokens = self._block_tokens
         pool = self.pool
         scheduled = plan.scheduled
-        running = self.running
+        alone = self.alone
         index = 0
-        while index < len(running) and budget > 0:
-            sequence = running[index]
+        while index < len(alone) and budget > 0:
+            sequence = alone[index]
             tokens = sequence.prompt_tokens + sequence.generated - sequence.computed
             if tokens > budget:
                 tokens = budget
@@ -136,8 +192,9 @@ class Scheduler:
             if wanted > 0:
                 while wanted > pool.free and sequence.state is SequenceState.RUNNING:
                     victim = self._victim()
-                    position = running.index(victim)
-                    del running[position]
+                    self.running.remove(victim)
+                    position = alone.index(victim)
+                    del alone[position]
                     if position < index:
                         index -= 1
                     if victim.scheduled:
@@ -187,7 +244,10 @@ class Scheduler:
                 sequence.started = now
                 sequence.cached_tokens = sequence.computed
                 plan.started.append(sequence)
+            sequence.place = self._places
+            self._places += 1
             self.running.append(sequence)
+            self.alone.append(sequence)
             plan.scheduled.append(sequence)
             budget -= tokens
 
@@ -197,10 +257,9 @@ class Scheduler:
         At the start of the step that computes them, as vLLM does: others admitted in the same step find them.
         """
         full = min(len(sequence.hashes), tokens // self._block_tokens)
-        for key in sequence.hashes[sequence.visited : full]:
-            if self.pool.share(key):
-                sequence.shared.append(key)
-        sequence.visited = max(sequence.visited, full)
+        if full > sequence.visited:
+            sequence.shared += self.pool.share(sequence.hashes[sequence.visited : full])
+            sequence.visited = full
 
     def _victim(self) -> Sequence:
         """The running sequence that loses its blocks."""
@@ -224,5 +283,8 @@ class Scheduler:
         sequence.scheduled = 0
 
     def _blocks_to_grow(self, sequences: list[Sequence], steps: int) -> int:
+        """Blocks beyond those that are held, for so many steps of everybody."""
         block_tokens = self._block_tokens
-        return sum([-(-(sequence.computed + steps) // block_tokens) - sequence.blocks for sequence in sequences])
+        group = self.group
+        growing = group.blocks_to_grow(steps) - group.blocks_to_grow(group.ahead)
+        return growing + sum([-(-(each.computed + steps) // block_tokens) - each.blocks for each in sequences])

@@ -26,7 +26,7 @@ def test_more_than_is_free_cannot_be_taken() -> None:
 def test_a_released_hashed_block_is_free_and_still_found() -> None:
     pool = BlockPool(4)
     pool.take(2)
-    assert pool.share(101)
+    assert pool.share([101])
     pool.release([101], 1)
     assert pool.free == 4
     assert pool.matching([101, 102], 2) == (1, 1)
@@ -35,7 +35,7 @@ def test_a_released_hashed_block_is_free_and_still_found() -> None:
 def test_a_held_block_is_found_but_not_free() -> None:
     pool = BlockPool(4)
     pool.take(1)
-    pool.share(101)
+    pool.share([101])
     assert pool.matching([101], 1) == (1, 0)
     pool.hold([101])
     pool.release([101], 0)
@@ -47,16 +47,16 @@ def test_a_held_block_is_found_but_not_free() -> None:
 def test_a_hash_belongs_to_one_block() -> None:
     pool = BlockPool(4)
     pool.take(2)
-    assert pool.share(101)
-    assert not pool.share(101)
+    assert pool.share([101]) == [101]
+    assert pool.share([101]) == []
     assert pool.private == 1
 
 
 def test_a_prefix_ends_at_the_first_unknown_block() -> None:
     pool = BlockPool(4)
     pool.take(2)
-    pool.share(1)
-    pool.share(3)
+    pool.share([1])
+    pool.share([3])
     assert pool.matching([1, 2, 3], 3) == (1, 0)
     assert pool.matching([1, 3], 1) == (1, 0)
 
@@ -65,11 +65,11 @@ def test_the_block_unused_for_longest_is_evicted_first_and_ends_go_before_beginn
     pool = BlockPool(4)
     pool.take(2)
     for key in (1, 2):
-        pool.share(key)
+        pool.share([key])
     pool.release([1, 2], 0)  # idle: 2 before 1
     pool.take(2)
     for key in (3, 4):
-        pool.share(key)
+        pool.share([key])
     pool.release([3, 4], 0)  # then 4 before 3
     pool.take(1)
     assert pool.matching([2], 1) == (0, 0)
@@ -83,8 +83,8 @@ def test_the_block_unused_for_longest_is_evicted_first_and_ends_go_before_beginn
 def test_forgetting_keeps_what_is_held() -> None:
     pool = BlockPool(4)
     pool.take(2)
-    pool.share(1)
-    pool.share(2)
+    pool.share([1])
+    pool.share([2])
     pool.release([2], 0)
     pool.forget()
     assert pool.matching([2], 1) == (0, 0)
@@ -108,10 +108,9 @@ def test_every_block_is_empty_private_shared_or_idle(data: st.DataObject) -> Non
             pool.hold(keys[:found])
             pool.take(new)
             shared, private = keys[:found], new
-            for key in keys[found : found + new]:
-                if pool.share(key):
-                    shared.append(key)
-                    private -= 1
+            fresh = pool.share(keys[found : found + new])
+            shared += fresh
+            private -= len(fresh)
             holders.append((shared, private))
         held = {key for shared, _ in holders for key in shared}
         assert pool.private == sum(private for _, private in holders)

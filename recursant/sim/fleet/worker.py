@@ -151,7 +151,9 @@ class SimulatedWorker:
     def hashes(self, blocks: tuple[int, ...], prompt_tokens: int) -> tuple[int, ...]:
         """The hashes of its engine's blocks for a prompt, whole ones only."""
         parts = self._prefix_parts
-        hashes = [block * parts + part for block in blocks for part in range(parts)]
+        hashes: list[int] = []
+        for block in blocks:
+            hashes += range(block * parts, (block + 1) * parts)
         return tuple(hashes[: prompt_tokens // self.spec.profile.block_tokens])
 
     # --- steps ---
