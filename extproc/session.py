@@ -268,11 +268,13 @@ class RequestSession:
 
     def _measure(self) -> None:
         """Let the length of this request's body count for the estimates of those to come."""
-        arrival, decision = self._arrival, self._decision
-        if arrival is not None and decision is not None and self._worker and arrival.json_body:
-            gateway = self._gateway
-            family = gateway.family_of(None, decision.model)
-            gateway.calibration.finished(self._worker, family, arrival.content_length or 0)
+        arrival, decision, demand = self._arrival, self._decision, self._demand
+        if arrival is None or decision is None or demand is None or not self._worker or not arrival.json_body:
+            return
+        gateway = self._gateway
+        family = gateway.family_of(None, decision.model)
+        expected = decision.need_of(demand).expected_tokens
+        gateway.calibration.finished(self._worker, family, arrival.content_length or 0, expected)
 
     def _release(self) -> None:
         if self._row is not None and self._decision is not None:

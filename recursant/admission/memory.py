@@ -1,7 +1,11 @@
 """The memory pre-check (SPEC E2): how much a worker's KV cache can take and keep its head above water.
 
 In tokens: the cache holds `kv_blocks_total x kv_block_tokens` of them. A beat says what is used, and not what the
-requests there will still write. So what the cache will hold at their end is bounded twice; the smaller bound counts:
+requests there will still write. So there are two marks: what is used, and what was sent since the beat, stays below the
+water-mark; what the cache will hold when all of its requests have their answers stays below the end mark, which is
+higher, as they do not end all at once.
+
+What it will hold at their end is bounded twice, and the smaller bound counts:
 
 - by the report: what is used, the prompts that wait there, those that no report has seen, and all answers of the
   requests that we have in flight there. It counts what an answer has written twice, and a shared prefix once.
@@ -17,6 +21,9 @@ from recursant.v1.worker_state_pb2 import WorkerState
 
 # Fewer tokens of output than this are no answer: then the request is refused, whatever its policy says of shaping.
 LEAST_SHAPED_TOKENS: Final = 16
+# Requests must not take a worker's KV cache past this share at their end. The rest is for what is known by an estimate
+# alone: lengths of prompts and answers, blocks that are not full, and picks of other processes in the same moment.
+END_MARK: Final = 0.9
 # A whole number of tokens, as a share of the cache, may come back from a multiplication a little beside itself.
 _NOISE: Final = 1e-6
 
@@ -70,19 +77,28 @@ class CacheReport:
         used = math.ceil(state.kv_cache_usage * total - _NOISE)
         return cls(total, used, state.waiting_tokens, foreign, unseen)
 
-    def reserved(self, prompts: int, answers: int, sent: int) -> float:
+    def at_end(self, prompts: int, answers: int, sent_prompts: int) -> int:
         """Tokens that the cache will hold when every request there has its answer.
 
         Args:
             prompts: prompt tokens of the requests that this host has in flight there.
             answers: tokens of their answers, written or not.
-            sent: prompt tokens that were sent there since the beat.
+            sent_prompts: prompt tokens that were sent there since the beat.
         """
         here = self.used + self.waiting
-        by_report = here + math.ceil(self.unseen * max(prompts - sent, 0)) + sent + answers
+        by_report = here + math.ceil(self.unseen * max(prompts - sent_prompts, 0)) + sent_prompts + answers
         by_requests = prompts + answers + math.ceil(self.foreign * here)
-        return max(self.used, min(by_report, by_requests))
+        return min(by_report, by_requests)
 
-    def room(self, water_mark: float, prompts: int, answers: int, sent: int) -> float:
-        """Tokens that it can still take below the water-mark, a share of the cache; below zero where it is past it."""
-        return math.floor(water_mark * self.total + _NOISE) - self.reserved(prompts, answers, sent)
+    def room(self, water_mark: float, prompts: int, answers: int, sent: tuple[int, int] = (0, 0)) -> int:
+        """Tokens that it can still take below both marks; below zero where it is past one.
+
+        Args:
+            water_mark: the share of the cache that may be used.
+            prompts, answers: as for `at_end`.
+            sent: prompt and answer tokens that were sent there since the beat.
+        """
+        now = self.used + self.waiting + sum(sent)
+        end = self.at_end(prompts, answers, sent[0])
+        end_mark = max(END_MARK, water_mark)
+        return math.floor(min(water_mark * self.total - now, end_mark * self.total - end) + _NOISE)

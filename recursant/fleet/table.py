@@ -97,6 +97,15 @@ class CandidateSet:
     model_numbers: Rows
 
 
+@dataclass(slots=True)
+class _Cache:
+    """What a worker's last beat said of its KV cache; and what was in flight there then, counted as `Slots.tokens`."""
+
+    report: CacheReport
+    here: tuple[int, int]
+    elsewhere: tuple[int, int]
+
+
 class FleetTable:
     """All workers that the control plane knows, usable or not, with what is in flight at each.
 
@@ -115,9 +124,8 @@ class FleetTable:
         self._shares = _shares(admission)
         self._facts: Facts = np.full((Fact.COUNT, 16), _UNKNOWN)
         self._records: list[WorkerRecord | None] = [None] * 16
-        # Of each worker that tells of its KV cache: its report, and what other processes had in flight then, as
-        # `Slots.tokens` counts it.
-        self._caches: list[tuple[CacheReport, int, int] | None] = [None] * 16
+        # Of each worker that tells of its KV cache.
+        self._caches: list[_Cache | None] = [None] * 16
         # Rows of workers that run priority scheduling.
         self._schedulers: set[int] = set()
         self._row_of: dict[str, int] = {}
@@ -189,7 +197,8 @@ class FleetTable:
         facts[Fact.IN_FLIGHT] = self._slots.counts(rows)
         elsewhere = self._slots.tokens_elsewhere(rows)
         if elsewhere is not None:
-            since = elsewhere - facts[Fact.TOKENS_ELSEWHERE_AT_BEAT]
+            # What others gave back, the next beat will show.
+            since = np.fmax(elsewhere - facts[Fact.TOKENS_ELSEWHERE_AT_BEAT], 0.0)
             facts[Fact.KV_ROOM_TOKENS] -= since
             facts[Fact.KV_HELD_TOKENS] += since
         return facts
@@ -356,7 +365,10 @@ class FleetTable:
             column[Fact.BANDWIDTH_HEADROOM_MB_S] = _UNKNOWN
 
         cache = CacheReport.of(state, in_flight)
-        self._caches[row] = None if cache is None else (cache, prompts_elsewhere, tokens_elsewhere)
+        if cache is not None:
+            self._caches[row] = _Cache(cache, self._slots.tokens(row), (prompts_elsewhere, tokens_elsewhere))
+        else:
+            self._caches[row] = None
         column[Fact.KV_HELD_TOKENS] = _UNKNOWN if cache is None else cache.used
         column[Fact.PROMPT_TOKENS_SENT] = 0.0
         self._write_room(row)
@@ -367,15 +379,18 @@ class FleetTable:
 
     def _room(self, row: int, less_prompt: int = 0, less_answer: int = 0) -> float:
         """The room of a worker; or what it would be without one request of this length, sent since the beat."""
-        found = self._caches[row]
-        if found is None:
+        cache = self._caches[row]
+        if cache is None:
             return _UNKNOWN
-        cache, prompts_elsewhere, tokens_elsewhere = found
         prompts, tokens = self._slots.tokens(row)
-        prompts += prompts_elsewhere - less_prompt
-        answers = tokens + tokens_elsewhere - less_prompt - less_answer - prompts
-        sent = int(self._facts[Fact.PROMPT_TOKENS_SENT, row]) - less_prompt
-        return cache.room(self._admission.kv_water_mark, prompts, answers, sent)
+        prompts -= less_prompt
+        tokens -= less_prompt + less_answer
+        # Net of what has ended: it holds nothing any more, or its blocks are there for whoever came after it.
+        sent_prompts = max(prompts - cache.here[0], 0)
+        sent_answers = max(tokens - cache.here[1] - sent_prompts, 0)
+        prompts += cache.elsewhere[0]
+        answers = tokens + cache.elsewhere[1] - prompts
+        return cache.report.room(self._admission.kv_water_mark, prompts, answers, (sent_prompts, sent_answers))
 
     def _write_places(self, row: int) -> None:
         slots = float(self._facts[Fact.SLOTS, row])

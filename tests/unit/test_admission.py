@@ -83,37 +83,49 @@ def cache(in_flight: int = 0, **fields: Any) -> CacheReport:
 
 
 def test_the_water_mark_is_85_percent() -> None:
-    assert cache().room(WATER_MARK, 0, 0, 0) == 0.35 * 1_600
-    assert cache(kv_cache_usage=0.9).room(WATER_MARK, 0, 0, 0) < 0
+    assert cache().room(WATER_MARK, 0, 0) == 0.35 * 1_600
+    assert cache(kv_cache_usage=0.9).room(WATER_MARK, 0, 0) < 0
     assert CacheReport.of(WorkerState(kv_blocks_total=100, kv_block_tokens=16), 0) is None
     assert CacheReport.of(WorkerState(kv_cache_usage=0.1), 0) is None
 
 
 def test_prompts_that_wait_in_the_engine_will_need_memory() -> None:
-    assert cache(waiting_requests=2, waiting_tokens=200).room(WATER_MARK, 0, 0, 0) == 0.35 * 1_600 - 200
+    assert cache(waiting_requests=2, waiting_tokens=200).room(WATER_MARK, 0, 0) == 0.35 * 1_600 - 200
 
 
 @pytest.mark.parametrize(
-    ("fields", "in_flight", "counted", "reserved"),
+    ("fields", "in_flight", "counted", "at_end"),
     [
         # Four requests of 100 + 150, each with 100 tokens of its answer: 1,000 at their end, not 800 + 600.
         ({"running_requests": 4}, 4, (400, 600, 0), 1_000),
         # A prefix of 700 that all share: 800 are used, and no more than the answers are to come.
-        ({"running_requests": 4}, 4, (2_900, 600, 0), 1_400),
+        ({"running_requests": 4}, 4, (2_900, 600, 0), 800 + 600),
         # Two of four came past us: half of what is used is theirs.
         ({"running_requests": 4}, 2, (200, 300, 0), 400 + 500),
         # Half of ours are not there yet: their prompts and all answers come on top of what is used.
         ({"running_requests": 2}, 4, (1_600, 600, 0), 800 + 800 + 600),
         # What was sent since the beat counts whole, and not twice.
         ({}, 0, (300, 100, 300), 800 + 300 + 100),
-        # More is used than we know of, for whatever reason: that is so.
-        ({"running_requests": 1}, 1, (10, 10, 0), 800),
     ],
 )
-def test_what_requests_will_still_write_is_reserved(
-    fields: dict[str, Any], in_flight: int, counted: tuple[int, int, int], reserved: int
+def test_what_requests_will_still_write_is_foreseen(
+    fields: dict[str, Any], in_flight: int, counted: tuple[int, int, int], at_end: int
 ) -> None:
-    assert cache(in_flight, **fields).reserved(*counted) == reserved
+    found = cache(in_flight, **fields)
+    assert found.at_end(*counted) == at_end
+    prompts, answers, sent = counted
+    # 90 % at the end of all requests; 85 % now, with what was sent since the beat.
+    assert found.room(WATER_MARK, prompts, answers, (sent, 0)) == min(1_440 - at_end, 1_360 - 800 - sent)
+
+
+def test_a_water_mark_above_the_mark_for_the_end_moves_that_too() -> None:
+    # 1,000 at the end of the four requests, of 1,600.
+    assert cache(4, running_requests=4).room(0.95, 400, 600) == 1_520 - 1_000
+
+
+def test_a_prompt_longer_than_it_was_taken_to_be_makes_no_room() -> None:
+    # 110 tokens in prompts and 20 in answers, says the estimate: 800 are used.
+    assert cache(2, running_requests=2).room(WATER_MARK, 110, 20, (10, 10)) == 1_360 - 800 - 20
 
 
 # --- verdicts ---

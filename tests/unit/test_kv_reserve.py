@@ -8,7 +8,7 @@ from fleet_kit import record, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recursant.admission.memory import CacheReport
+from recursant.admission.memory import END_MARK, CacheReport
 from recursant.admission.rules import WATER_MARK
 from recursant.config.model import ScoreWeights
 from recursant.fleet.counts_file import CountsFile
@@ -20,6 +20,8 @@ from recursant.routing.picker import Pick, pick
 
 BLOCKS, BLOCK_TOKENS = 100, 16
 TOKENS = BLOCKS * BLOCK_TOKENS
+# What may be used now, and what may be held when all requests have ended: 1,360 and 1,440 tokens.
+NOW, AT_END = WATER_MARK * TOKENS, END_MARK * TOKENS
 
 
 def worker(used: int = 0, running: int = 0, *, incarnation: str = "first") -> WorkerRecord:
@@ -46,16 +48,31 @@ def test_a_beat_does_not_forget_what_running_requests_will_still_write() -> None
         table.acquire(row, 200, 300)
     # Both have their prompts in, and 10 tokens of their answers.
     table.upsert(worker(used=420, running=2))
-    assert room(table) == WATER_MARK * TOKENS - 1_000
+    assert room(table) == AT_END - 1_000
     # One ends, with all of its answer; the next beat sees it gone.
     table.upsert(worker(used=1_000, running=2))
     table.release(row, 200, 300)
-    assert room(table) == WATER_MARK * TOKENS - 1_000
+    assert room(table) == NOW - 1_000
     table.upsert(worker(used=500, running=1))
-    assert room(table) == WATER_MARK * TOKENS - 500
+    assert room(table) == NOW - 500
     table.release(row, 200, 300)
     table.upsert(worker())
-    assert room(table) == WATER_MARK * TOKENS
+    assert room(table) == NOW
+
+
+def test_what_takes_the_place_of_another_one_counts_once_until_the_next_beat() -> None:
+    table = table_of(worker())
+    [row] = table.candidates().rows
+    table.acquire(row, 200, 300)
+    table.upsert(worker(used=400, running=1))
+    table.release(row, 200, 300)
+    # Its 400 tokens are in the report still.
+    assert room(table) == NOW - 400
+    table.acquire(row, 300, 200)
+    assert room(table) == NOW - 400 - 100
+    table.acquire(row, 100, 150)
+    # All that is there comes to 750 at its end.
+    assert room(table) == AT_END - 750
 
 
 def test_a_worker_that_comes_back_still_counts_with_what_has_not_ended() -> None:
@@ -65,9 +82,9 @@ def test_a_worker_that_comes_back_still_counts_with_what_has_not_ended() -> None
     table.remove("w1")
     table.upsert(worker(incarnation="second"))
     assert table.candidates().rows.tolist() == [row]
-    assert room(table) == WATER_MARK * TOKENS - 500
+    assert room(table) == AT_END - 500
     table.release(row, 200, 300)
-    assert room(table) == WATER_MARK * TOKENS
+    assert room(table) == NOW
 
 
 def test_a_request_that_ends_after_its_worker_left_leaves_nothing() -> None:
@@ -77,7 +94,7 @@ def test_a_request_that_ends_after_its_worker_left_leaves_nothing() -> None:
     table.remove("w1")
     table.release(row, 200, 300)
     table.upsert(worker())
-    assert room(table) == WATER_MARK * TOKENS
+    assert room(table) == NOW
 
 
 def test_a_release_with_other_numbers_is_refused_and_changes_nothing() -> None:
@@ -89,7 +106,7 @@ def test_a_release_with_other_numbers_is_refused_and_changes_nothing() -> None:
             table.release(row, *wrong)
     assert table.in_flight_total() == 1
     table.release(row, 200, 300)
-    assert room(table) == WATER_MARK * TOKENS
+    assert room(table) == NOW
 
 
 lengths = st.tuples(st.integers(0, 500), st.integers(0, 500))
@@ -132,11 +149,11 @@ def test_the_sums_are_those_of_the_requests_in_flight_whatever_happens(
                 here = False
     # A beat of an idle engine tells whether anything is left behind.
     table.upsert(worker())
-    assert room(table) == WATER_MARK * TOKENS - sum(sum(tokens) for _, tokens in flying)
+    assert room(table) == min(NOW, AT_END - sum(sum(tokens) for _, tokens in flying))
     for row, tokens in flying:
         table.release(row, *tokens)
     table.upsert(worker())
-    assert (room(table), table.in_flight_total()) == (WATER_MARK * TOKENS, 0)
+    assert (room(table), table.in_flight_total()) == (NOW, 0)
 
 
 @given(
@@ -148,17 +165,17 @@ def test_the_sums_are_those_of_the_requests_in_flight_whatever_happens(
     st.integers(0, 2_000),
     st.integers(0, 500),
 )
-def test_no_less_than_what_is_used_is_reserved_and_more_in_flight_never_makes_room(
+def test_what_is_used_leaves_no_more_room_and_more_in_flight_makes_none(
     used: int, waiting: int, running: int, in_flight: int, prompts: int, answers: int, more: int
 ) -> None:
     state = worker(used, running).state
     state.waiting_tokens = waiting
     cache = CacheReport.of(state, in_flight)
     assert cache is not None
-    reserved = cache.reserved(prompts, answers, 0)
-    assert used <= reserved <= used + waiting + prompts + answers
-    # One more that was sent since the beat, whatever its length, costs no less than nothing and no more than it holds.
-    assert reserved <= cache.reserved(prompts + more, answers + more, more) <= reserved + 2 * more
+    free = cache.room(WATER_MARK, prompts, answers)
+    assert NOW - used - waiting - prompts - answers <= free <= NOW - used - waiting
+    # One more that was sent since the beat, whatever its length, takes no less than nothing and no more than it holds.
+    assert free - 2 * more <= cache.room(WATER_MARK, prompts + more, answers + more, (more, more)) <= free
 
 
 @settings(max_examples=50)
@@ -196,18 +213,25 @@ def test_another_process_takes_room_at_once_and_gives_it_back(tmp_path: Path) ->
         table.upsert(worker())
     [row] = one.candidates().rows.tolist()
     two.acquire(row, 200, 300)
-    assert (room(one), room(two)) == (WATER_MARK * TOKENS - 500, WATER_MARK * TOKENS - 500)
+    # The other one sees it from outside, as sent since the beat, and there it counts to the lower mark.
+    assert (room(one), room(two)) == (NOW - 500, NOW - 500)
     # A beat of when the prompt was in: the answer is still to come, for both.
     for table in (one, two):
         table.upsert(worker(used=200, running=1))
-    assert (room(one), room(two)) == (WATER_MARK * TOKENS - 500, WATER_MARK * TOKENS - 500)
+    assert (room(one), room(two)) == (AT_END - 500, AT_END - 500)
+    # Given back, and taken by another one: no more is there than at the beat.
+    two.release(row, 200, 300)
+    two.acquire(row, 300, 100)
+    assert room(one) == AT_END - 500
+    two.release(row, 300, 100)
+    two.acquire(row, 200, 300)
     one.acquire(row, 100, 100)
-    assert (room(one), room(two)) == (WATER_MARK * TOKENS - 700, WATER_MARK * TOKENS - 700)
+    assert (room(one), room(two)) == (AT_END - 700, AT_END - 700)
     two.release(row, 200, 300)
     one.release(row, 100, 100)
     for table in (one, two):
         table.upsert(worker())
-    assert (room(one), room(two)) == (WATER_MARK * TOKENS, WATER_MARK * TOKENS)
+    assert (room(one), room(two)) == (NOW, NOW)
 
 
 def test_what_a_killed_process_had_is_seen_with_the_next_beat(tmp_path: Path) -> None:
@@ -220,4 +244,4 @@ def test_what_a_killed_process_had_is_seen_with_the_next_beat(tmp_path: Path) ->
     theirs.close()
     # Its request still runs there, and belongs to nobody: from the next beat on it counts with what it holds.
     one.upsert(worker(used=300, running=1))
-    assert room(one) == WATER_MARK * TOKENS - 300
+    assert room(one) == NOW - 300

@@ -243,8 +243,8 @@ def test_a_table_sees_the_load_and_the_memory_that_others_take(tmp_path: Path) -
         table.upsert(record("w1", running_requests=4, **state))
         facts = table.facts(rows)
         assert facts[Fact.IN_FLIGHT_AT_BEAT].tolist() == [4]
-        # 205 tokens of answers are the rest of what is used already, and less than all: 100 + 205.
-        assert facts[Fact.KV_ROOM_TOKENS].tolist() == [before[Fact.KV_ROOM_TOKENS][0] - 305]
+        # 100 now, of 85 %; 100 and all answers at the end, of 90 %: there is more room for that.
+        assert facts[Fact.KV_ROOM_TOKENS].tolist() == [0.85 * 16_000 - 100]
         assert table.in_flight() == {"w1": 1}
 
 
