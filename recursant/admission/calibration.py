@@ -12,7 +12,7 @@ are learnt in the same windows: the length of answers, and what that is as a sha
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from recursant.routing.need import DEFAULT_EXPECTED_TOKENS
@@ -27,7 +27,7 @@ MIN_REQUESTS: Final = 8
 # And only where the worker has finished at most this many times as many as we have seen: beyond that, what it reports
 # is about other people's requests.
 MOST_OTHERS: Final = 16
-# Weight of the newest window.
+# Weight of the newest window, among windows of equally long prompts.
 SMOOTHING: Final = 0.2
 # Families that are kept apart; a fleet has a handful.
 MAX_FAMILIES: Final = 256
@@ -75,12 +75,43 @@ class _Window:
     family: str | None = None
 
 
+@dataclass(slots=True)
+class _Mean:
+    """A ratio of two sums over windows, newer ones more: what is long has the weight of its length.
+
+    Prompts of five tokens in bodies of a hundred bytes say little of those that fill a KV cache.
+    """
+
+    over: float = 0.0
+    under: float = 0.0
+
+    def add(self, over: float, under: float) -> float:
+        """Take one more window in; gives the ratio."""
+        if self.under == 0:
+            # As if it had always been so.
+            self.over, self.under = over / SMOOTHING, under / SMOOTHING
+        else:
+            self.over += over - SMOOTHING * self.over
+            self.under += under - SMOOTHING * self.under
+        return self.over / self.under
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one family: bytes over prompt tokens, answer tokens over answers, and over what was expected of them."""
+
+    prompts: _Mean = field(default_factory=_Mean)
+    answers: _Mean = field(default_factory=_Mean)
+    shares: _Mean = field(default_factory=_Mean)
+
+
 class Calibration:
     """The lengths of every family. One per process; not safe for threads."""
 
     def __init__(self) -> None:
         self._bytes_per_token: dict[str, float] = {}
         self._estimates: dict[str, Estimate] = {}
+        self._sums: dict[str, _Sums] = {}
         self._windows: dict[str, _Window] = {}
 
     def bytes_per_token(self, family: str) -> float:
@@ -161,7 +192,7 @@ class Calibration:
             self._windows[worker_id] = _Window(incarnation, now)
         elif theirs >= MIN_REQUESTS and ours >= MIN_REQUESTS:
             if window.family and tokens > 0 and ours <= theirs * MOST_OTHERS and theirs <= ours * MOST_OTHERS:
-                self._learn(window.family, (window.body_bytes / ours) / (tokens / theirs))
+                self._learn(window.family, window.body_bytes / ours, tokens / theirs)
                 before = window.start[2]
                 if answer_tokens is not None and before is not None and answer_tokens >= before:
                     self._learn_answers(window.family, (answer_tokens - before) / theirs, window.expected_tokens / ours)
@@ -174,18 +205,20 @@ class Calibration:
         """A worker has left the fleet."""
         self._windows.pop(worker_id, None)
 
-    def _learn(self, family: str, measured: float) -> None:
+    def _learn(self, family: str, body_bytes: float, tokens: float) -> None:
         known = self._estimates.get(family)
         if known is None and len(self._estimates) >= MAX_FAMILIES:
             return
+        measured = body_bytes / tokens
         error = abs(measured / self.bytes_per_token(family) - 1)
-        ratio = _within(measured)
+        sums = self._sums.setdefault(family, _Sums())
+        ratio = sums.prompts.add(_within(measured) * tokens, tokens)
         if known is None:
             found = Estimate(ratio, error, 1)
         else:
             found = replace(
                 known,
-                bytes_per_token=known.bytes_per_token + SMOOTHING * (ratio - known.bytes_per_token),
+                bytes_per_token=ratio,
                 error=known.error + SMOOTHING * (error - known.error),
                 windows=known.windows + 1,
             )
@@ -193,14 +226,15 @@ class Calibration:
         self._bytes_per_token[family] = found.bytes_per_token
 
     def _learn_answers(self, family: str, length: float, expected: float) -> None:
-        known = self._estimates.get(family)
-        if known is None:
+        known, sums = self._estimates.get(family), self._sums.get(family)
+        if known is None or sums is None:
             return
-        share = min(length / expected, 1.0) if expected else 1.0
-        if known.answer_tokens is not None and known.answer_share is not None:
-            length = known.answer_tokens + SMOOTHING * (length - known.answer_tokens)
-            share = known.answer_share + SMOOTHING * (share - known.answer_share)
-        self._estimates[family] = replace(known, answer_tokens=length, answer_share=share)
+        self._estimates[family] = replace(
+            known,
+            answer_tokens=sums.answers.add(length, 1.0),
+            # Of no bound at all every length would be the whole.
+            answer_share=sums.shares.add(min(length, expected), expected) if expected else known.answer_share,
+        )
 
 
 def _within(ratio: float) -> float:

@@ -76,6 +76,20 @@ def test_the_first_window_is_taken_as_it_is_and_later_ones_weigh_a_fifth() -> No
     assert calibration.bytes_per_token("phi") == DEFAULT_BYTES_PER_TOKEN
 
 
+def test_long_prompts_weigh_as_much_as_they_are_long() -> None:
+    calibration = Calibration()
+    worker = Worker(calibration)
+    # Bodies that are hardly more than their braces.
+    for _ in range(20):
+        worker.serve("qwen", 160, 10, times=MIN_REQUESTS)
+        worker.report()
+    assert calibration.bytes_per_token("qwen") == pytest.approx(16)
+    worker.serve("qwen", 4_000, 1_000, times=MIN_REQUESTS)
+    worker.report()
+    # 40 tokens of the old sum of 50 are left, and 1,000 have come.
+    assert calibration.bytes_per_token("qwen") == pytest.approx((16 * 40 + 4_000) / 1_040)
+
+
 def test_too_little_evidence_says_nothing() -> None:
     calibration = Calibration()
     worker = Worker(calibration)
@@ -258,7 +272,7 @@ def test_newer_answers_weigh_a_fifth() -> None:
     worker.answer(bound=1_000, tokens=100)
     worker.answer(bound=1_000, tokens=600)
     assert calibration.answer_tokens("qwen", 1_000) == 100 + SMOOTHING * 500
-    # More than was asked for: several answers to one request. The share stays one.
+    # More than was asked for: several answers to one request. None is taken to be longer than its bound.
     worker.answer(bound=100, tokens=300)
     assert calibration.answer_tokens("qwen", 100) == 100
 
