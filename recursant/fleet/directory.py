@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from recursant.agents.policy import AgentPolicy
@@ -19,8 +19,10 @@ from recursant.store.workers import LinkDown, LinkUp, Report, Snapshot, StoreErr
 
 # How often silence is looked at. Seconds.
 TICK_S: Final = 0.05
-# Departures waiting to be taken out of Redis; one that finds no room is taken out at its next turn.
-MAX_FORGOTTEN: Final = 1_024
+# Departures taken out of Redis at once.
+FORGET_BATCH: Final = 1_000
+# More departures at once than these are told in one line.
+_MAX_FAREWELLS: Final = 10
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ class FleetDirectory:
         self._resolver = HostResolver(self._registry.names, self._resolved)
         self._on_record: list[Callable[[WorkerRecord], None]] = []
         self._on_gone: list[Callable[[str], None]] = []
-        self._forgotten: asyncio.Queue[str] = asyncio.Queue(MAX_FORGOTTEN)
+        # Departures waiting to be taken out of Redis; one that finds no room is taken out at its next turn.
+        self._forgotten: asyncio.Queue[str] = asyncio.Queue(config.limits.workers)
         self._redis_up = False
         self._loaded = False
         self._limit = config.limits.workers
@@ -147,17 +150,24 @@ class FleetDirectory:
 
     async def _clean_up(self, store: WorkerStore) -> None:
         while True:
-            worker_id = await self._forgotten.get()
+            worker_ids = [await self._forgotten.get()]
+            while len(worker_ids) < FORGET_BATCH and not self._forgotten.empty():
+                worker_ids.append(self._forgotten.get_nowait())
             with contextlib.suppress(StoreError):
-                await store.forget(worker_id)
+                await store.forget(*worker_ids)
 
     def _resolved(self, name: str, addresses: Sequence[str]) -> None:
         self._tell(self._registry.resolved(name, addresses))
 
-    def _tell(self, updates: Iterable[Update]) -> None:
+    def _tell(self, updates: Sequence[Update]) -> None:
+        gone = [update.worker_id for update in updates if isinstance(update, Gone)]
+        if len(gone) > _MAX_FAREWELLS:
+            _log.info("%d workers are gone, among them %s", len(gone), ", ".join(gone[:_MAX_FAREWELLS]))
+        else:
+            for worker_id in gone:
+                _log.info("worker %s is gone", worker_id)
         for update in updates:
             if isinstance(update, Gone):
-                _log.info("worker %s is gone", update.worker_id)
                 self._records.pop(update.worker_id, None)
                 self.ward.forget(update.worker_id)
                 if update.forgotten:

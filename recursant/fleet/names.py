@@ -1,7 +1,7 @@
 """The workers' host names and the IP addresses that they have now."""
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from recursant.fleet.address import as_ip, join_address, split_address
 
@@ -18,6 +18,10 @@ class NameTable:
     def names(self) -> list[str]:
         """The host names in use."""
         return list(self._workers)
+
+    def workers(self, name: str) -> Collection[str]:
+        """The workers at a host name in use."""
+        return self._workers[name]
 
     def endpoint(self, worker_id: str, address: str) -> str | None:
         """`ip:port` of a worker that says it is at `address`; None while that has no IP address.

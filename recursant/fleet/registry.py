@@ -17,6 +17,7 @@ judged only by silence that the reader could have heard:
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from recursant.config.model import Config
@@ -33,6 +34,9 @@ LINK_GAP_S: Final = 0.6
 LATE_SHARE: Final = 0.5
 # Incarnations remembered as stopped, so that a report that was overtaken by its own farewell is not taken for life.
 MAX_STOPPED: Final = 1_024
+# One that is only known from a load is believed for its window, and no longer than this: whoever died long ago can have
+# said that it reports once an hour. Seconds.
+LOAD_TRUST_S: Final = 15.0
 
 # Looked up once: protobuf finds enum values by name at every access.
 _STOPPED: Final = WorkerPhase.WORKER_PHASE_STOPPED
@@ -67,6 +71,8 @@ class Registry:
         self._records: dict[str, WorkerRecord] = {}
         # Ordered: the one that is missing for longest first.
         self._missing: dict[str, None] = {}
+        # Known from a load, and not heard since, in the order in which they came.
+        self._unheard: dict[str, None] = {}
         # Endpoint -> the worker that reported it last.
         self._claims: dict[str, str] = {}
         self._stopped: dict[tuple[str, str], None] = {}
@@ -82,7 +88,8 @@ class Registry:
             entry = Entry(state, static=True, window=self._window(state))
             self._entries[state.id] = entry
             self._write(entry)
-        self._limit = config.limits.workers + len(self._entries)
+        self._static = len(self._entries)
+        self._limit = config.limits.workers + self._static
         # Reports of further workers that found no room.
         self.refused = 0
 
@@ -124,8 +131,8 @@ class Registry:
     def load(self, states: Iterable[WorkerState], now: float) -> list[Update]:
         """Take the last reports of all workers, however old; who is not among them stays.
 
-        A worker of the first load counts as alive for one window, so that a restart costs nothing; a configured one
-        always does. Any other that a later load brings has to report before it is used.
+        A worker of the first load counts as alive for one window (at most `LOAD_TRUST_S`), so that a restart costs
+        nothing; a configured one always does. Any other that a later load brings has to report before it is used.
         """
         self.heard(now)
         first, self._loaded = not self._loaded, True
@@ -143,7 +150,11 @@ class Registry:
                     self.refused += 1
                     continue
                 entry = self._add(state)
-            entry.take(state, self._window(state), now)
+            window = self._window(state)
+            if not entry.static:
+                window = min(window, LOAD_TRUST_S)
+                self._unheard[state.id] = None
+            entry.take(state, window, now)
             self._next_due = -math.inf
             if not (first or entry.static):
                 self._set_missing(entry, now)
@@ -186,9 +197,12 @@ class Registry:
 
     # --- what the resolver needs and brings ---
 
-    def names(self) -> list[str]:
-        """The host names, as opposed to IP addresses, of the workers."""
-        return self._names.names()
+    def names(self) -> dict[str, bool]:
+        """The host names, as opposed to IP addresses, of the workers, and whether anybody there is known to live."""
+        return {
+            name: any(self._is_heard(worker_id) for worker_id in self._names.workers(name))
+            for name in self._names.names()
+        }
 
     def resolved(self, name: str, addresses: Sequence[str]) -> list[Update]:
         """Take the IP addresses of a host name; none where it has none now."""
@@ -292,6 +306,7 @@ class Registry:
         if window < entry.window:
             self._next_due = -math.inf
         returned = entry.missing_since is not None or not entry.reported
+        self._unheard.pop(entry.worker_id, None)
         if returned:
             self._missing.pop(entry.worker_id, None)
             self._next_due = -math.inf
@@ -317,6 +332,10 @@ class Registry:
             return [self._write(entry)]
         return []
 
+    def _is_heard(self, worker_id: str) -> bool:
+        entry = self._entries[worker_id]
+        return entry.static or (entry.last_beat is not None and entry.missing_since is None)
+
     def _window(self, state: WorkerState) -> float:
         silence_ms = max(self._liveness.missed_beats * state.report_interval_ms, self._liveness.min_silence_ms)
         return silence_ms / 1_000
@@ -324,10 +343,13 @@ class Registry:
     # --- inside: the table ---
 
     def _make_room(self) -> list[Update] | None:
-        """Room for one more, if need be by forgetting who is missing for longest; None where all are alive."""
+        """Room for one that reports, if need be in place of another; None where all are alive.
+
+        Who is missing for longest goes first, then who was never heard.
+        """
         if len(self._entries) < self._limit:
             return []
-        for worker_id in self._missing:
+        for worker_id in (*islice(self._missing, self._static + 1), *islice(self._unheard, 1)):
             if not self._entries[worker_id].static:
                 return [self._remove(self._entries[worker_id], forgotten=True)]
         return None
@@ -351,6 +373,7 @@ class Registry:
         worker_id = entry.worker_id
         del self._entries[worker_id], self._records[worker_id]
         self._missing.pop(worker_id, None)
+        self._unheard.pop(worker_id, None)
         self._names.drop(worker_id)
         if entry.endpoint is not None and self._claims.get(entry.endpoint) == worker_id:
             del self._claims[entry.endpoint]

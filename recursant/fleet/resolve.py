@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import nsmallest
 from typing import Final
 
 from recursant.store.quiet_log import QuietLog
@@ -16,6 +18,8 @@ REFRESH_S: Final = 5.0
 RETRY_S: Final = 1.0
 # Lookups at once: each takes a thread, and a name server that hangs keeps it for a while.
 MAX_LOOKUPS: Final = 8
+# Of them for names at which nobody is known to live: thousands of those must not keep others waiting.
+MAX_IDLE_LOOKUPS: Final = 3
 
 # "There is no such name", as opposed to "I cannot tell now".
 _NO_SUCH_NAME: Final = (socket.EAI_NONAME, socket.EAI_NODATA)
@@ -25,8 +29,15 @@ _log = logging.getLogger(__name__)
 class HostResolver:
     """Keeps asking for the addresses of whatever names are in use."""
 
-    def __init__(self, names: Callable[[], Iterable[str]], on_answer: Callable[[str, Sequence[str]], None]) -> None:
-        """`on_answer` gets a name and its addresses, none where there is no such name. No answer, no call."""
+    def __init__(
+        self, names: Callable[[], Mapping[str, bool]], on_answer: Callable[[str, Sequence[str]], None]
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            names: those in use, and whether anybody there is known to live.
+            on_answer: gets a name and its addresses, none where there is no such name. No answer, no call.
+        """
         self._names = names
         self._on_answer = on_answer
         self._due: dict[str, float] = {}
@@ -43,13 +54,10 @@ class HostResolver:
         try:
             while True:
                 now = time.monotonic()
-                names = set(self._names())
+                names = self._names()
                 self._due = {name: due for name, due in self._due.items() if name in names}
-                for name in names:
-                    if len(running) >= MAX_LOOKUPS:
-                        break
-                    if name not in running and self._due.get(name, now) <= now:
-                        running[name] = asyncio.create_task(self._ask(name))
+                for name in self._next(names, running, now):
+                    running[name] = asyncio.create_task(self._ask(name))
                 self._wake.clear()
                 waiting = asyncio.create_task(self._wake.wait())
                 try:
@@ -61,6 +69,19 @@ class HostResolver:
         finally:
             for task in running.values():
                 task.cancel()
+
+    def _next(self, names: Mapping[str, bool], running: Collection[str], now: float) -> list[str]:
+        """The names to ask about now: where somebody lives before the others, then whoever waits for longest."""
+        room = MAX_LOOKUPS - len(running)
+        idle_room = min(room, MAX_IDLE_LOOKUPS - sum(not names.get(name, False) for name in running))
+        due = [name for name in names if name not in running and self._due.get(name, -math.inf) <= now]
+
+        def waits_since(name: str) -> float:
+            return self._due.get(name, -math.inf)
+
+        chosen = nsmallest(room, (name for name in due if names[name]), key=waits_since)
+        idle_room = min(idle_room, room - len(chosen))
+        return chosen + nsmallest(idle_room, (name for name in due if not names[name]), key=waits_since)
 
     async def _ask(self, name: str) -> None:
         addresses: list[str] | None

@@ -60,7 +60,12 @@ RECONNECT_FIRST_S: Final = 0.1
 # Below the grace period of liveness, so that readers and workers are back before anybody is judged.
 RECONNECT_LONGEST_S: Final = 1.0
 
-# Reports decoded before others get their turn.
+# Reports that one load takes, as many as `limits.workers` can allow; a live worker that is not among them is heard all
+# the same.
+MAX_LOADED: Final = 100_000
+
+# Reports asked for at once, and decoded before others get their turn.
+_LOAD_COUNT: Final = 1_000
 _LOAD_SLICE: Final = 100
 _STOPPED: Final = WorkerPhase.WORKER_PHASE_STOPPED
 _log = logging.getLogger(__name__)
@@ -80,7 +85,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The last report of every worker in the store."""
+    """Last reports of workers: of all in the store when it comes after `LinkUp`, of some of them later."""
 
     states: list[WorkerState]
 
@@ -144,13 +149,31 @@ class WorkerStore:
                 raise StoreError(reason_of(result))
 
     async def load(self) -> list[WorkerState]:
-        """The last report of every worker; what cannot be read is left out with a warning.
+        """The last report of every worker, `MAX_LOADED` at most; what cannot be read is left out with a warning.
 
         Raises:
             StoreError: the hash cannot be read.
         """
+        states: dict[str, WorkerState] = {}
+        cursor = 0
         async with bounded(LOAD_TIMEOUT_S):
-            entries = cast("dict[bytes, bytes]", await self._redis.hgetall(WORKERS))
+            while True:
+                cursor, piece = await self._piece(cursor)
+                # The server may give an entry twice while the hash grows.
+                states.update((state.id, state) for state in piece)
+                if cursor == 0 or self._is_enough(len(states)):
+                    return list(states.values())
+
+    async def _piece(self, cursor: int) -> tuple[int, list[WorkerState]]:
+        """The reports from `cursor` on, and where to go on: 0 at the end. Holds up neither the server nor us for long.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        async with bounded(TIMEOUT_S):
+            cursor, entries = cast(
+                "tuple[int, dict[bytes, bytes]]", await self._redis.hscan(WORKERS, cursor, count=_LOAD_COUNT)
+            )
         states: list[WorkerState] = []
         for number, (worker_id, data) in enumerate(entries.items()):
             if number % _LOAD_SLICE == 0:
@@ -164,16 +187,22 @@ class WorkerStore:
                 )
             else:
                 states.append(state)
-        return states
+        return cursor, states
 
-    async def forget(self, worker_id: str) -> None:
-        """Take a worker that is gone for good out of the hash. One that lives is back there with its next report.
+    def _is_enough(self, loaded: int) -> bool:
+        if loaded < MAX_LOADED:
+            return False
+        self._malformed.warning("reading only %d of the workers' reports in Redis", loaded)
+        return True
+
+    async def forget(self, *worker_ids: str) -> None:
+        """Take workers that are gone for good out of the hash. One that lives is back there with its next report.
 
         Raises:
-            StoreError: it may still be there.
+            StoreError: they may still be there.
         """
         async with bounded(TIMEOUT_S):
-            await self._redis.hdel(WORKERS, worker_id)
+            await self._redis.hdel(WORKERS, *worker_ids)
 
     async def watch(self) -> AsyncGenerator[StoreEvent, None]:
         """Follow the workers for ever, over every loss of the server.
@@ -195,8 +224,10 @@ class WorkerStore:
                 yield LinkUp()
                 yield Snapshot(states)
                 pace = _Pace(time.monotonic())
+                # Where reading the hash again goes on, and how many of its reports came so far; 0 while it is not read.
+                cursor = loaded = 0
                 while True:
-                    message = await pubsub.get_message(timeout=PING_AFTER_S)
+                    message = await pubsub.get_message(timeout=0.0 if cursor else PING_AFTER_S)
                     raise_if_cancelled_since(cancellations)
                     now = time.monotonic()
                     if message is not None:
@@ -204,8 +235,13 @@ class WorkerStore:
                         yield self._event(message)
                     if pace.ping_due(now):
                         await pubsub.ping()
-                    if pace.reload_due(now):
-                        yield Snapshot(await self.load())
+                    # Piece by piece, so that beats are heard meanwhile.
+                    if cursor or pace.reload_due(now):
+                        cursor, states = await self._piece(cursor)
+                        loaded = loaded + len(states) if cursor else 0
+                        if self._is_enough(loaded):
+                            cursor = loaded = 0
+                        yield Snapshot(states)
             except (StoreError, *REDIS_ERRORS) as error:
                 if not told_down:
                     told_down = True

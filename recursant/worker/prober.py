@@ -89,6 +89,9 @@ class Prober:
     def _is_due(self, record: WorkerRecord, now: float) -> bool:
         if record.status is not WorkerStatus.READY or record.endpoint is None or not record.models:
             return False
+        if record.last_beat is None and not record.static:
+            # Only its last words are known: first it must report.
+            return False
         turn = self.turns.get(record.worker_id)
         if turn is None or turn.incarnation != record.state.incarnation:
             turn = Turn(record.state.incarnation, now + self._rules.interval_s * random.random())

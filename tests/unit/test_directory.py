@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 import time
@@ -247,6 +248,40 @@ async def test_a_restarted_reader_knows_the_fleet_at_once_and_finds_out_who_is_d
             await fleet.until(lambda: fleet.status("dead") is MISSING)
             assert fleet.history["w1"] == [READY]
     await store.close()
+
+
+async def test_the_living_find_room_among_thousands_of_dead_that_then_leave_redis(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recursant.fleet.registry.LOAD_TRUST_S", 2.0)
+
+    def dead(number: int, interval_ms: int) -> bytes:
+        return encode(
+            WorkerState(
+                id=f"dead{number}",
+                address=f"10.9.{number >> 8}.{number & 255}:1",
+                phase=WorkerPhase.WORKER_PHASE_READY,
+                incarnation="a",
+                sequence=7,
+                report_interval_ms=interval_ms,
+            )
+        )
+
+    url = redis_server.url
+    with redis.Redis.from_url(url) as direct:
+        direct.hset(WORKERS, mapping={f"dead{number}": dead(number, 3_600_000) for number in range(3_000)})
+        limits = {"limits": {"workers": 1_000}, "liveness": {"forget_after_ms": 1_000}}
+        async with following(url, **limits) as fleet, crew(url) as workers:
+            await fleet.until(lambda: len(fleet.mirror) == 1_000)
+            workers.start("w1")
+            workers.start("w2")
+            await fleet.until(lambda: fleet.status("w1") is fleet.status("w2") is READY)
+            assert len(fleet.mirror) == 1_000
+            with caplog.at_level(logging.INFO, logger="recursant.fleet.directory"):
+                # They said that they report once an hour.
+                await fleet.until(lambda: set(fleet.mirror) == {"w1", "w2"})
+                await fleet.until(lambda: direct.hlen(WORKERS) <= 3_000 - 998 + 2)
+            assert any(record.message.startswith("998 workers are gone") for record in caplog.records)
 
 
 async def test_who_is_missing_for_long_is_taken_out_of_redis(redis_server: RedisServer) -> None:

@@ -209,6 +209,21 @@ async def test_only_usable_workers_are_probed(status: WorkerStatus) -> None:
         assert len(rig.server.requests) == asked
 
 
+async def test_a_worker_that_was_never_heard_is_not_probed() -> None:
+    async def answer(_path: str, _body: bytes) -> tuple[int, bytes]:
+        return 200, completion("text")
+
+    async with probing(answer) as rig:
+        await rig.next()
+        rig.be(incarnation="from a load")
+        rig.records["w1"] = replace(rig.records["w1"], last_beat=None)
+        # What was under way may end.
+        await asyncio.sleep(0.1)
+        asked = len(rig.server.requests)
+        await asyncio.sleep(0.4)
+        assert len(rig.server.requests) == asked
+
+
 async def test_a_worker_on_trial_is_probed_sooner() -> None:
     async def answer(_path: str, _body: bytes) -> tuple[int, bytes]:
         return 200, completion("text")

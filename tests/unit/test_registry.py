@@ -6,7 +6,7 @@ import pytest
 from registry_kit import Bench, changed_to, gone, report
 
 from recursant.config.model import Config
-from recursant.fleet.registry import MAX_STOPPED, Gone
+from recursant.fleet.registry import LOAD_TRUST_S, MAX_STOPPED, Gone
 from recursant.fleet.worker import Model, WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import LoadedModel, WorkerPhase, WorkerState
 
@@ -265,6 +265,21 @@ def test_a_hash_full_of_dead_workers_is_no_reason_to_spare_them() -> None:
     )
     bench.run(0.6)
     assert set(bench.statuses().values()) == {MISSING}
+
+
+def test_the_dead_are_not_believed_for_as_long_as_they_said() -> None:
+    bench = Bench(link=False)
+    bench.link_alive = True
+    bench.registry.link_up(bench.now)
+    bench.take(bench.registry.load([report("w1", report_interval_ms=3_600_000)], bench.now))
+    bench.run(LOAD_TRUST_S - 0.1)
+    assert bench.status() is READY
+    bench.run(0.2)
+    assert bench.status() is MISSING
+    # One that lives has the time that it asked for.
+    bench.hear(report("w1", 2, report_interval_ms=3_600_000))
+    bench.run(60.0)
+    assert bench.status() is READY
 
 
 def test_the_report_that_the_load_brought_is_no_beat() -> None:
@@ -565,7 +580,7 @@ def test_a_name_must_be_resolved_first() -> None:
     bench.hear(report(address="node:8000"))
     assert bench.status() is WorkerStatus.UNRESOLVED
     assert bench.registry.records["w1"].endpoint is None
-    assert bench.registry.names() == ["node"]
+    assert bench.registry.names() == {"node": True}
     updates = bench.take(bench.registry.resolved("node", ["10.0.0.9"]))
     assert changed_to(updates, "w1") == [READY]
     assert bench.registry.records["w1"].endpoint == "10.0.0.9:8000"
@@ -589,11 +604,24 @@ def test_missing_is_said_before_unresolved() -> None:
     assert bench.status() is MISSING
 
 
+def test_of_every_name_it_is_known_whether_anybody_lives_there() -> None:
+    bench = Bench(static_config(), link=False)
+    bench.link_alive = True
+    bench.registry.link_up(bench.now)
+    loaded = [report("w2", address="dead:1"), report("w3", address="alive:1"), report("w4", address="alive:2")]
+    bench.take(bench.registry.load(loaded, bench.now))
+    assert bench.registry.names() == {"dead": False, "alive": False}
+    bench.hear(report("w4", 2, address="alive:2"))
+    assert bench.registry.names() == {"dead": False, "alive": True}
+    bench.run(1.0)
+    assert bench.registry.names() == {"dead": False, "alive": False}
+
+
 def test_names_of_workers_that_left_are_not_asked_for() -> None:
     bench = Bench()
     bench.hear(report(address="node:8000"))
     bench.hear(report(sequence=2, phase=STOPPED))
-    assert bench.registry.names() == []
+    assert bench.registry.names() == {}
     assert bench.registry.resolved("node", ["10.0.0.9"]) == []
 
 
@@ -619,6 +647,22 @@ def test_a_newcomer_takes_the_place_of_who_is_missing_for_longest() -> None:
     updates = bench.hear(report("w3"))
     assert gone(updates) == ["w2"]
     assert bench.statuses() == {"w1": MISSING, "w3": READY}
+
+
+def test_a_newcomer_takes_the_place_of_who_was_never_heard() -> None:
+    bench = Bench(Config.model_validate({"limits": {"workers": 3}}), link=False)
+    bench.link_alive = True
+    bench.registry.link_up(bench.now)
+    dead = [report(f"d{number}", address=f"10.0.2.{number}:1", report_interval_ms=3_600_000) for number in range(1, 9)]
+    bench.take(bench.registry.load(dead, bench.now))
+    assert bench.statuses() == {"d1": READY, "d2": READY, "d3": READY}
+    bench.hear(report("d1", 2, address="10.0.2.1:1", report_interval_ms=3_600_000))
+    assert gone(bench.hear(report("w1"))) == ["d2"]
+    assert gone(bench.hear(report("w2", address="10.0.0.2:8000"))) == ["d3"]
+    # Those that were heard stay.
+    assert bench.hear(report("w3", address="10.0.0.3:8000")) == []
+    bench.take(bench.registry.load(dead, bench.now))
+    assert bench.statuses() == {"d1": READY, "w1": READY, "w2": READY}
 
 
 def test_a_worker_that_came_back_keeps_its_place() -> None:

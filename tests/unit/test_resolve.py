@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recursant.fleet.resolve import MAX_LOOKUPS, HostResolver
+from recursant.fleet.resolve import MAX_IDLE_LOOKUPS, MAX_LOOKUPS, HostResolver
 
 PATIENCE_S = 20.0
 
@@ -46,7 +46,8 @@ async def service(monkeypatch: pytest.MonkeyPatch) -> NameService:
 
 class Asker:
     def __init__(self, names: list[str]) -> None:
-        self.names = names
+        # Name -> whether anybody lives there.
+        self.names = dict.fromkeys(names, True)
         self.answers: list[tuple[str, Sequence[str]]] = []
         self.resolver = HostResolver(lambda: self.names, lambda name, found: self.answers.append((name, found)))
 
@@ -74,7 +75,7 @@ async def test_asks_for_every_name_and_for_new_ones_at_once(service: NameService
     async with asking("a", "b") as asker:
         await until(lambda: len(asker.answers) == 2)
         assert sorted(asker.answers) == [("a", ["fd00::1"]), ("b", ["fd00::1"])]
-        asker.names.append("c")
+        asker.names["c"] = True
         asker.resolver.wake()
         await until(lambda: len(asker.answers) == 3)
         assert service.asked.count("a") == 1  # the next refresh is far away
@@ -93,12 +94,37 @@ async def test_asks_for_a_bounded_number_at_once(service: NameService) -> None:
         await until(lambda: {name for name, _ in asker.answers} == set(names))
 
 
+async def test_names_of_the_dead_keep_nobody_waiting(service: NameService) -> None:
+    service.open.clear()
+    async with asking() as asker:
+        asker.names.update({f"dead{number}": False for number in range(1_000)})
+        asker.resolver.wake()
+        await until(lambda: service.running == MAX_IDLE_LOOKUPS)
+        # None of those comes back, and the others are asked for all the same.
+        asker.names.update({f"alive{number}": True for number in range(20)})
+        asker.resolver.wake()
+        await until(lambda: service.running == MAX_LOOKUPS)
+        assert [name[:5] for name in service.asked] == ["dead0", "dead1", "dead2"] + ["alive"] * (MAX_LOOKUPS - 3)
+        service.open.set()
+        await until(lambda: {name for name, _ in asker.answers} >= {f"alive{number}" for number in range(20)})
+        # The others have their turn, one after the other.
+        await until(lambda: len({name for name, _ in asker.answers}) > 40)
+
+
+async def test_who_waits_for_longest_is_asked_for_first(service: NameService, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Everything is due again at once.
+    monkeypatch.setattr("recursant.fleet.resolve.REFRESH_S", 0.0)
+    names = [f"n{number}" for number in range(5 * MAX_LOOKUPS)]
+    async with asking(*names) as asker:
+        await until(lambda: {name for name, _ in asker.answers} == set(names))
+
+
 async def test_forgets_when_it_asked_for_names_that_nobody_has(service: NameService) -> None:
     async with asking("a") as asker:
         await until(lambda: len(asker.answers) == 1)
         asker.names.clear()
         await asyncio.sleep(0.6)
-        asker.names.append("a")
+        asker.names["a"] = True
         await until(lambda: len(asker.answers) == 2)
 
 

@@ -96,9 +96,25 @@ async def test_a_farewell_takes_the_worker_out(store: WorkerStore) -> None:
 
 async def test_forgets(store: WorkerStore) -> None:
     await store.publish(report("w1"))
-    await store.forget("w1")
+    await store.publish(report("w2"))
+    await store.publish(report("w3"))
+    await store.forget("w1", "w3")
     await store.forget("nobody")
-    assert await store.load() == []
+    assert await store.load() == [report("w2")]
+
+
+async def test_a_hash_of_any_length_is_read_in_pieces_and_up_to_a_bound(
+    store: WorkerStore, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client(redis_server) as direct:
+        direct.hset(WORKERS, mapping={f"w{number}": encode(report(f"w{number}")) for number in range(5_000)})
+    assert {state.id for state in await store.load()} == {f"w{number}" for number in range(5_000)}
+    assert caplog.records == []
+    monkeypatch.setattr("recursant.store.workers.MAX_LOADED", 2_000)
+    loaded = await store.load()
+    # Pieces come whole, and the server may make them somewhat longer than asked for.
+    assert 2_000 <= len(loaded) < 4_000
+    assert "reading only" in caplog.text
 
 
 async def test_an_invalid_report_is_not_published(store: WorkerStore) -> None:
