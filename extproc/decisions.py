@@ -25,8 +25,8 @@ from recursant.routing.picker import Pick, Refusal
 SLOW_S: Final = 0.003
 # Names kept of each group of workers; the counts are whole.
 MAX_NAMES: Final = 8
-# Explaining costs more than deciding. Sampled decisions are explained always; of those that are kept for their
-# outcome at most this many a second, as they come in floods just when there is no time to spare.
+# Explaining costs ten times as much as deciding. Of the sample, and of those that are kept for their outcome, at most
+# this many a second each: they come in floods just when there is no time to spare.
 MAX_EXPLAINED_PER_S: Final = 20
 
 
@@ -88,7 +88,8 @@ class DecisionLog:
         # Tells a reader's place in this log from one in the log of an earlier process.
         self._name = f"{rng.getrandbits(32):08x}"
         self._second = 0
-        self._explained = 0
+        # In this second, by why they are kept: for the sample, or for their outcome.
+        self._explained = {True: 0, False: 0}
 
     def set_routing(self, routing: Routing) -> None:
         """Other weights are in force."""
@@ -207,7 +208,7 @@ class DecisionLog:
         elif isinstance(outcome, Decision):
             note.facts["pick"] = [self._table.worker_id(row) for row in outcome.rows]
             note.facts["fallback"] = outcome.fallback
-        if note.kept_because == "sample" or self._may_explain():
+        if self._may_explain(sampled=note.kept_because == "sample"):
             self._explain(note, demand, outcome)
 
     def _explain(self, note: Note, demand: Demand, outcome: Outcome | Ticket) -> None:
@@ -232,12 +233,13 @@ class DecisionLog:
         }
         note.facts["scores"] = [_score(each) for each in found.best]
 
-    def _may_explain(self) -> bool:
+    def _may_explain(self, *, sampled: bool) -> bool:
         second = int(self._clock())
         if second != self._second:
-            self._second, self._explained = second, 0
-        self._explained += 1
-        return self._explained <= MAX_EXPLAINED_PER_S
+            self._second = second
+            self._explained = {True: 0, False: 0}
+        self._explained[sampled] += 1
+        return self._explained[sampled] <= MAX_EXPLAINED_PER_S
 
 
 def _notable(demand: Demand, outcome: Outcome | Ticket) -> str | None:

@@ -4,7 +4,6 @@ No sockets and no clock of its own: configuration, fleet, time and randomness co
 """
 
 import math
-import os
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from extproc.body import BodyFacts, is_json
+from extproc.ids import Ids
 from recursant import names
 from recursant.admission.calibration import Calibration
 from recursant.admission.classes import class_by_rules
@@ -164,6 +164,7 @@ class Gateway:
         self.evidence = evidence
         self.calibration = calibration or Calibration()
         self._picker = RankedPicker(table, rng)
+        self._ids = Ids()
         self._ready = ready
         self._policies: Sequence[AgentPolicy] = config.agents
         self.set_policies(config.agents)
@@ -208,11 +209,9 @@ class Gateway:
         own: tuple[tuple[str, str], ...] = ()
         request_id = headers.get(names.REQUEST_ID, b"")
         if len(request_id) > limits.request_id_bytes or not _REQUEST_ID.match(request_id):
-            own = ((names.REQUEST_ID, os.urandom(16).hex()),)
+            own = ((names.REQUEST_ID, self._ids.request_id()),)
         if names.TRACEPARENT not in headers:
-            # W3C Trace Context: version 00, a new trace and parent id, not sampled.
-            ids = os.urandom(24).hex()
-            own = (*own, (names.TRACEPARENT, f"00-{ids[:32]}-{ids[32:]}-00"))
+            own = (*own, (names.TRACEPARENT, self._ids.traceparent()))
         return Arrival(
             agent=agent,
             at_s=self.clock(),

@@ -24,6 +24,7 @@ from recursant.problems import ApiProblem
 
 _OVERWRITE: Final = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _ATTRIBUTES: Final = "envoy.filters.http.ext_proc"
+_FAILED: Final = names.METADATA_FAILED.encode()
 
 Headers = tuple[tuple[str, str], ...]
 Phase = Literal["request_headers", "request_body", "response_headers"]
@@ -64,8 +65,15 @@ def clamped_by_lua(request: ProcessingRequest, *, added_too: bool) -> bool:
     return how == names.CLAMPED_LOWERED or (added_too and how == names.CLAMPED_ADDED)
 
 
-def failed_attempt(request: ProcessingRequest) -> tuple[str, bytes] | None:
-    """`ip:port` and answer of a worker whose 500 Envoy sent on to another one; None where it did not."""
+def failed_attempt(request: ProcessingRequest, message: bytes) -> tuple[str, bytes] | None:
+    """`ip:port` and answer of a worker whose 500 Envoy sent on to another one; None where it did not.
+
+    Args:
+        request: the message.
+        message: the same in bytes. Hardly any names this, and finding that out there is ten times as fast.
+    """
+    if _FAILED not in message:
+        return None
     namespaces = request.metadata_context.filter_metadata
     if names.METADATA_NAMESPACE not in namespaces:
         return None

@@ -53,6 +53,25 @@ class RequestSession:
         log: keeps the decisions that are worth it.
     """
 
+    __slots__ = (
+        "_arrival",
+        "_decision",
+        "_deliver",
+        "_demand",
+        "_desk",
+        "_gateway",
+        "_log",
+        "_note",
+        "_outcome",
+        "_phase",
+        "_request_id",
+        "_row",
+        "_state",
+        "_ticket",
+        "_witness",
+        "_worker",
+    )
+
     def __init__(
         self, gateway: Gateway, desk: Desk, send: Callable[[bytes], None], log: DecisionLog | None = None
     ) -> None:
@@ -88,7 +107,7 @@ class RequestSession:
             case "request_body":
                 return self._request_body(request)
             case "response_headers":
-                return self._response_headers(request)
+                return self._response_headers(request, message)
             case "response_body" if self._witness is not None:
                 self._witness.body(request.response_body.body)
                 return messages.go_on(request)
@@ -208,7 +227,7 @@ class RequestSession:
 
     # --- the response ---
 
-    def _response_headers(self, request: ProcessingRequest) -> bytes:
+    def _response_headers(self, request: ProcessingRequest, message: bytes) -> bytes:
         # Envoy's own answer to a request that never came to us (a CORS preflight, a body over the limit).
         arrival, decision, witness = self._arrival, self._decision, self._witness
         if self._state is not _State.SENT or arrival is None or decision is None or witness is None:
@@ -235,14 +254,13 @@ class RequestSession:
             added.append((names.RETRY_AFTER, _DEFAULT_RETRY_AFTER))
         answer = messages.continue_answer("response_headers", tuple(added))
         has_body = not request.response_headers.end_of_stream
-        self._tell_of_retry(request, witness)
+        self._tell_of_retry(messages.failed_attempt(request, message), witness)
         if witness.answered(self._row, _number(status), headers, has_body=has_body):
             answer += messages.ASK_FOR_RESPONSE_BODY
         return answer
 
-    def _tell_of_retry(self, request: ProcessingRequest, witness: Witness) -> None:
+    def _tell_of_retry(self, failed: tuple[str, bytes] | None, witness: Witness) -> None:
         """A 500 that never came here, as Envoy tried again elsewhere, speaks about its worker all the same."""
-        failed = messages.failed_attempt(request)
         if failed is None:
             return
         endpoint, body = failed

@@ -162,6 +162,15 @@ def test_a_flood_of_refusals_is_kept_but_not_explained_one_by_one() -> None:
     assert bench.notes()[-1]["considered"] == 1
 
 
+def test_a_flood_of_refusals_takes_no_explanation_from_the_sample_and_that_is_bounded_too() -> None:
+    bench = Logged(record("w1", free_vram_mb=1), sample=1.0, keep=1_000, took_s=0.0)
+    for _ in range(MAX_EXPLAINED_PER_S + 5):
+        bench.one("big")
+        bench.one("chat-web")
+    explained = [note["considered"] is not None for note in bench.notes() if note["kept_because"] == "sample"]
+    assert (explained.count(True), explained.count(False)) == (MAX_EXPLAINED_PER_S, 5)
+
+
 def test_readers_find_the_newest_the_agent_s_and_what_ended_since() -> None:
     bench = Logged(record("w1", free_vram_mb=1), sample=1.0)
     for agent in ("chat-web", "big", "chat-web"):
