@@ -1,11 +1,17 @@
 """`/v1/responses` and `/v1/messages`, as far as a gateway's tests need them: whole answers, no streams."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from recursant.sim.errors import bad_request, invalid_body
 from recursant.sim.formats import ChoiceView, ResponseFormat
 from recursant.sim.protocol import GenerationSpec, ServedModels, parse_chat
+
+# What vLLM's response has and does not fill, or only with what the request said.
+_RESPONSE_NULLS: Final = (
+    *("instructions", "metadata", "max_tool_calls", "previous_response_id", "prompt", "reasoning", "text", "user"),
+    *("top_logprobs", "kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages"),
+)
 
 
 def parse_response(body: Mapping[str, Any], served: ServedModels) -> GenerationSpec:
@@ -62,36 +68,54 @@ class ResponsesFormat(ResponseFormat):
         self, choices: Sequence[tuple[ChoiceView, str]], prompt_tokens: int, completion_tokens: int
     ) -> dict[str, Any]:
         """See ResponseFormat."""
+        cut = any(choice.finish_reason == "length" for choice, _ in choices)
         return {
             "id": self.id,
-            "object": "response",
             "created_at": self.created,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": self.model,
-            "status": "completed",
-            "error": None,
-            "incomplete_details": None,
-            "instructions": None,
-            "metadata": None,
+            "object": "response",
             "output": [
                 {
-                    "id": f"msg_{self.id}",
-                    "type": "message",
+                    "id": f"msg_{self.id.removeprefix(self.prefix)}",
+                    "content": [{"annotations": [], "text": text, "type": "output_text", "logprobs": None}],
                     "role": "assistant",
                     "status": "completed",
-                    "content": [{"type": "output_text", "text": text, "annotations": []}],
+                    "type": "message",
+                    "phase": None,
                 }
                 for _, text in choices
             ],
             "parallel_tool_calls": True,
-            "tool_choice": "auto",
+            "temperature": 1.0,
+            "tool_choice": "none",
             "tools": [],
+            "top_p": 1.0,
+            "background": False,
+            "max_output_tokens": completion_tokens,
+            "service_tier": "auto",
+            "status": "incomplete" if cut else "completed",
+            "truncation": "disabled",
             "usage": {
                 "input_tokens": prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {
+                    "cached_tokens": 0,
+                    "cache_write_tokens": 0,
+                    "input_tokens_per_turn": [],
+                    "cached_tokens_per_turn": [],
+                },
                 "output_tokens": completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {
+                    "reasoning_tokens": 0,
+                    "tool_output_tokens": 0,
+                    "output_tokens_per_turn": [],
+                    "tool_output_tokens_per_turn": [],
+                },
                 "total_tokens": prompt_tokens + completion_tokens,
             },
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            **dict.fromkeys(_RESPONSE_NULLS),
         }
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from recursant.sim import text
-from recursant.sim.errors import ApiError, bad_request, invalid_body, unknown_model
+from recursant.sim.errors import bad_request, invalid_body, unknown_model
+from recursant.sim.fields import flag, integer, wrong_type
 from recursant.sim.reply import StopRule
 
 COMPLETION_DEFAULT_TOKENS: Final = 16
 # vLLM has no such bound by default; without one a single request could fill the simulator's memory.
 MAX_CHOICES: Final = 128
-_INT64: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def parse_completion(body: Mapping[str, Any], served: ServedModels) -> Generatio
     common = _Common.parse(body)
     prompts = _prompts(body.get("prompt"))
     model = check_model(body, served)
-    max_tokens = _integer(body, "max_tokens")
+    max_tokens = integer(body, "max_tokens")
     limit = COMPLETION_DEFAULT_TOKENS if max_tokens is None else max_tokens
     specs = []
     for prompt in prompts:
@@ -117,9 +117,9 @@ def parse_chat(body: Mapping[str, Any], served: ServedModels) -> GenerationSpec:
     common = _Common.parse(body)
     messages = checked_messages(body.get("messages"))
     model = check_model(body, served)
-    max_tokens = _integer(body, "max_completion_tokens")
+    max_tokens = integer(body, "max_completion_tokens")
     if max_tokens is None:
-        max_tokens = _integer(body, "max_tokens")
+        max_tokens = integer(body, "max_tokens")
     data = text.render_chat(messages, body.get("tools"))
     tokens = text.count_tokens(data)
     rule = common.rule(_token_limit(max_tokens, tokens, served))
@@ -135,7 +135,7 @@ def check_model(body: Mapping[str, Any], served: ServedModels) -> str:
     """
     model = body.get("model")
     if model is not None and not isinstance(model, str):
-        raise _wrong_type("model", "string")
+        raise wrong_type("model", "string")
     if not model:
         return served.names[0]
     if model not in served.names:
@@ -152,12 +152,12 @@ def checked_messages(value: Any) -> Sequence[Mapping[str, Any]]:
     if value is None:
         raise invalid_body("{'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}", "body.messages")
     if not isinstance(value, list):
-        raise _wrong_type("messages", "list")
+        raise wrong_type("messages", "list")
     if not value:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     for index, message in enumerate(value):
         if not isinstance(message, dict):
-            raise _wrong_type(f"messages.{index}", "dictionary")
+            raise wrong_type(f"messages.{index}", "dictionary")
         if not isinstance(message.get("role"), str):
             raise invalid_body("{'type': 'missing', 'msg': 'Field required'}", f"body.messages.{index}.role")
     return value
@@ -181,34 +181,34 @@ class _Common:
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> "_Common":
-        stream = _flag(body, "stream")
+        stream = flag(body, "stream")
         options = body.get("stream_options")
         if options is None:
             options = {}
         elif not isinstance(options, dict):
-            raise _wrong_type("stream_options", "dictionary")
+            raise wrong_type("stream_options", "dictionary")
         elif not stream:
             raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
-        n = _integer(body, "n")
+        n = integer(body, "n")
         if n is not None and n < 1:
             raise bad_request(f"n must be at least 1, got {n}.")
         if n is not None and n > MAX_CHOICES:
             raise bad_request(f"n must be at most {MAX_CHOICES}, got {n}.", "n")
-        min_tokens = _integer(body, "min_tokens") or 0
+        min_tokens = integer(body, "min_tokens") or 0
         if min_tokens < 0:
             raise bad_request(f"min_tokens must be greater than or equal to 0, got {min_tokens}.", "min_tokens")
         salt = body.get("cache_salt")
         return cls(
             n=1 if n is None else n,
-            seed=_integer(body, "seed") or 0,
-            priority=_integer(body, "priority") or 0,
+            seed=integer(body, "seed") or 0,
+            priority=integer(body, "priority") or 0,
             stream=stream,
-            include_usage=_flag(options, "include_usage"),
-            continuous_usage=_flag(options, "continuous_usage_stats"),
+            include_usage=flag(options, "include_usage"),
+            continuous_usage=flag(options, "continuous_usage_stats"),
             min_tokens=min_tokens,
-            ignore_eos=_flag(body, "ignore_eos"),
+            ignore_eos=flag(body, "ignore_eos"),
             stop=_stop(body.get("stop")),
-            include_stop=_flag(body, "include_stop_str_in_output"),
+            include_stop=flag(body, "include_stop_str_in_output"),
             salt=salt if isinstance(salt, str) else None,
         )
 
@@ -266,7 +266,7 @@ def _prompts(value: Any) -> list[text.Prompt]:
     elif isinstance(value, list) and all(isinstance(item, str) or _is_ids(item) for item in value):
         prompts = value
     else:
-        raise _wrong_type("prompt", "string")
+        raise wrong_type("prompt", "string")
     if not prompts:
         raise bad_request("You must pass at least one prompt")
     if not all(prompts):
@@ -287,32 +287,7 @@ def _stop(value: Any) -> tuple[str, ...]:
         return ()
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
-        raise _wrong_type("stop", "string")
+        raise wrong_type("stop", "string")
     if not all(strings):
         raise bad_request("stop cannot contain an empty string.")
     return tuple(strings)
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise _wrong_type(name, "boolean")
-    return value
-
-
-def _integer(body: Mapping[str, Any], name: str) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not -_INT64 <= value < _INT64:
-        raise _wrong_type(name, "integer")
-    return value
-
-
-def _wrong_type(name: str, kind: str) -> ApiError:
-    return invalid_body(
-        f"{{'loc': ('body', '{name}'), 'msg': 'Input should be a valid {kind}'}}",
-        f"body.{name}",
-    )

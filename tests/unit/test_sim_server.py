@@ -241,7 +241,7 @@ async def test_the_request_id_becomes_the_id(sim: Sim) -> None:
         ("completions", {"prompt": "x" * 65_600}, 400, "BadRequestError", "input_tokens", "maximum context length"),
         ("completions", {"prompt": "a", "max_tokens": 20_000}, 400, "BadRequestError", "max_tokens", "max_model_len"),
         ("completions", {"prompt": "a", "max_tokens": 0}, 400, "BadRequestError", "max_tokens", "at least 1"),
-        ("completions", {"prompt": "a", "max_tokens": "9"}, 400, "Bad Request", "body.max_tokens", "integer"),
+        ("completions", {"prompt": "a", "max_tokens": "9x"}, 400, "Bad Request", "body.max_tokens", "integer"),
         ("completions", {"prompt": "a", "n": 0}, 400, "BadRequestError", None, "at least 1"),
         ("completions", {"prompt": "a", "stop": [""]}, 400, "BadRequestError", None, "empty"),
         ("completions", {"prompt": []}, 400, "BadRequestError", None, "at least one prompt"),
@@ -250,7 +250,7 @@ async def test_the_request_id_becomes_the_id(sim: Sim) -> None:
         ("completions", {}, 400, "BadRequestError", "prompt", "prompt"),
         ("completions", {"prompt": "a", "model": 7}, 400, "Bad Request", "body.model", "string"),
         ("completions", {"prompt": "a", "stream_options": {}}, 400, "BadRequestError", "stream_options", "stream"),
-        ("completions", {"prompt": "a", "stream": "yes"}, 400, "Bad Request", "body.stream", "boolean"),
+        ("completions", {"prompt": "a", "stream": "maybe"}, 400, "Bad Request", "body.stream", "boolean"),
         ("completions", {"prompt": "a", "priority": 1.5}, 400, "Bad Request", "body.priority", "integer"),
         ("chat/completions", {}, 400, "Bad Request", "body.messages", "required"),
         ("chat/completions", {"messages": []}, 400, "BadRequestError", None, "empty"),
@@ -419,10 +419,36 @@ async def test_load_reports_on_request(sim: Sim) -> None:
     assert await report("TEXT", stream=True) is None
 
 
+@pytest.mark.parametrize("given", ["2", 2.0, " +2 ", "2.00", "0_2"])
+async def test_numbers_may_be_text_or_a_fraction_of_zeros(sim: Sim, given: Any) -> None:
+    answer = await sim.client.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": given})
+    assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "streams"), [("true", True), ("ON", True), (1, True), (1.0, True), ("no", False), (0, False)]
+)
+async def test_truth_values_may_be_words(sim: Sim, given: Any, streams: bool) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1, "stream": given}
+    answer = await sim.client.post("/v1/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream" if streams else "application/json")
+
+
+@pytest.mark.parametrize("given", ["", "0x2", "2e0", "2.5", "2.", "_2", "2__0", "\u0662", "1" * 100, [2]])
+async def test_what_is_no_number_is_refused(sim: Sim, given: Any) -> None:
+    answer = await sim.client.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": given})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body.max_tokens")
+
+
 async def test_responses_and_messages(sim: Sim) -> None:
     response = (await sim.client.post("/v1/responses", json={"model": MODEL, "input": "hi"})).json()
     start = reply_start_for_messages([{"role": "user", "content": "hi"}])
     assert response["output"][0]["content"][0]["text"].startswith(start)
+    assert (response["status"], response["incomplete_details"]) == ("completed", None)
+    cut = {"model": MODEL, "input": "hi", "max_output_tokens": 2}
+    response = (await sim.client.post("/v1/responses", json=cut)).json()
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (response["max_output_tokens"], response["usage"]["output_tokens"]) == (2, 2)
     message = {"model": MODEL, "max_tokens": 5, "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
     body = (await sim.client.post("/v1/messages", json=message)).json()
     both = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
