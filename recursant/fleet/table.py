@@ -6,8 +6,9 @@ rebuilds the candidate sets. Single-threaded: nobody reads while somebody writes
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -112,15 +113,22 @@ class FleetTable:
     Args:
         slots: where it is counted; by default for this process alone.
         admission: the water-mark, and the share of each class.
+        hidden: facts that whoever picks sees with these values instead: what would a policy be worth without them?
 
     Attributes:
         changes: the rows whose facts have changed; says nothing of what other processes count.
     """
 
-    def __init__(self, slots: Slots | None = None, admission: Admission = DEFAULT_ADMISSION) -> None:
+    def __init__(
+        self,
+        slots: Slots | None = None,
+        admission: Admission = DEFAULT_ADMISSION,
+        hidden: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
         self.changes = Changes()
         self._slots = slots or Slots()
         self._admission = admission
+        self._hidden = hidden
         self._shares = _shares(admission)
         self._facts: Facts = np.full((Fact.COUNT, 16), _UNKNOWN)
         self._records: list[WorkerRecord | None] = [None] * 16
@@ -201,12 +209,16 @@ class FleetTable:
             since = np.fmax(elsewhere - facts[Fact.TOKENS_ELSEWHERE_AT_BEAT], 0.0)
             facts[Fact.KV_ROOM_TOKENS] -= since
             facts[Fact.KV_HELD_TOKENS] += since
+        for fact, value in self._hidden.items():
+            facts[fact] = value
         return facts
 
     def facts_of_one(self, row: int) -> list[float]:
         """What `facts` says of one row, as plain numbers; where this process counts alone (`counts_alone`)."""
         facts: list[float] = self._facts[:, row].tolist()
         facts[Fact.IN_FLIGHT] = self._slots.count(row)
+        for fact, value in self._hidden.items():
+            facts[fact] = value
         return facts
 
     @property

@@ -18,11 +18,10 @@ from extproc.holding import REPORTS_TOGETHER_S
 from extproc.witness import Witness
 from recursant import names
 from recursant.admission.queue import HoldQueue
-from recursant.admission.rules import Admission
 from recursant.config.model import Config
 from recursant.fleet.directory import TICK_S
 from recursant.fleet.registry import Gone, Registry, Update
-from recursant.fleet.table import Facts, FleetTable, Rows
+from recursant.fleet.table import FleetTable
 from recursant.fleet.ward import Ward
 from recursant.problems import ApiProblem
 from recursant.sim import errors
@@ -39,28 +38,6 @@ _ERROR_BODIES: Final = {
     Rejection.CUDA_ERROR.value: errors.cuda_error().encoded(),
     Ending.OUT_OF_MEMORY.value: errors.out_of_memory().encoded(),
 }
-
-
-class BlindTable(FleetTable):
-    """A table that hides facts: what the policy is worth without them."""
-
-    def __init__(self, hidden: Mapping[int, float], admission: Admission) -> None:
-        super().__init__(admission=admission)
-        self._hidden = hidden
-
-    def facts(self, rows: Rows) -> Facts:
-        """See FleetTable."""
-        facts = super().facts(rows)
-        for fact, value in self._hidden.items():
-            facts[fact] = value
-        return facts
-
-    def facts_of_one(self, row: int) -> list[float]:
-        """See FleetTable."""
-        facts = super().facts_of_one(row)
-        for fact, value in self._hidden.items():
-            facts[fact] = value
-        return facts
 
 
 @dataclass(slots=True)
@@ -114,7 +91,7 @@ class RecursantRouter:
             wall_ms=lambda: round(clock() * 1_000),
         )
         admission = config.admission
-        self._table = BlindTable(hidden, admission) if hidden else FleetTable(admission=admission)
+        self._table = FleetTable(admission=admission, hidden=hidden)
         self._gateway = Gateway(
             config=config,
             table=self._table,
