@@ -225,6 +225,34 @@ def test_envoys_own_400_says_why(rig: Rig) -> None:
     assert answer.json["error"]["message"] == "the request is malformed: missing_host_header"
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "message"),
+    [
+        (b"\x16\x03\x01\x00\xc8 the first bytes of TLS\r\n\r\n", 400, "http1.codec_error"),
+        (b"G@T / HTTP/1.1\r\nhost: a\r\n\r\n", 400, "http1.codec_error"),
+        (b"GET /a b HTTP/1.1\r\nhost: a\r\n\r\n", 400, "http1.codec_error"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nno name: x\r\n\r\n", 400, "http1.codec_error"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: a\x00b\r\n\r\n", 400, "http1.invalid_characters"),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: x\r\n\r\n", 400, "http1.codec_error"),
+        (
+            b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+            "http1.content_length_and_chunked_not_allowed",
+        ),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", 501, "Not Implemented"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 100_000 + b"\r\n\r\n", 431, "Request Header Fields Too Large"),
+    ],
+)
+def test_what_is_no_http_gets_an_answer_all_the_same(rig: Rig, request_bytes: bytes, status: int, message: str) -> None:
+    with rig.raw(request_bytes) as connection:
+        answer = read_answer(connection)
+    assert answer.status == status
+    error = answer.json["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].endswith(message)
+    assert rig.seen == []
+
+
 def test_envoy_does_not_log_what_clients_send(rig: Rig) -> None:
     rig.chat(CHAT, prompt="a secret prompt")
     rig.post("/v1/chat/completions", '{"secret":', CHAT)

@@ -133,6 +133,11 @@ def test_the_filters_in_order() -> None:
     ]
 
 
+def test_ext_proc_is_off_where_there_is_no_route() -> None:
+    filters = connection_manager(Config()).http_filters
+    assert [each.name for each in filters if each.disabled] == [names.EXTPROC_FILTER]
+
+
 def test_timeouts_and_limits_are_the_configured_ones() -> None:
     limits = Limits(body_timeout_ms=1_234, idle_timeout_ms=5_678)
     manager = connection_manager(Config(limits=limits))

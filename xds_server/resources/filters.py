@@ -43,7 +43,9 @@ def http_filters(config: Config) -> list[hcm.HttpFilter]:
         _here(CORS_FILTER, cors.Cors()),
         _here(BUFFER_FILTER, buffer.Buffer(max_request_bytes=config.limits.body_bytes + EDIT_MARGIN_BYTES)),
         _discovered(names.LUA_AGENT_FILTER, lua.Lua()),
-        _discovered(names.EXTPROC_FILTER, ext_proc.ExternalProcessor()),
+        # The virtual host enables it. What no codec could read has no route, and Envoy's answer to it, which would
+        # wait for ext_proc while the connection closes, arrives.
+        _discovered(names.EXTPROC_FILTER, ext_proc.ExternalProcessor(), disabled=True),
         _discovered(names.LUA_BODY_FILTER, lua.Lua()),
         _here(ROUTER_FILTER, router.Router(suppress_envoy_headers=True)),
     ]
@@ -70,11 +72,11 @@ def _here(name: str, message: Message) -> hcm.HttpFilter:
     return hcm.HttpFilter(name=name, typed_config=Any.pack(message))
 
 
-def _discovered(name: str, kind: Message) -> hcm.HttpFilter:
+def _discovered(name: str, kind: Message, *, disabled: bool = False) -> hcm.HttpFilter:
     type_url = Any.pack(kind).type_url
     # Without its filters the gateway would let everything through: rather not listen until they have come.
     source = core.ExtensionConfigSource(config_source=from_ads(wait=True), type_urls=[type_url])
-    return hcm.HttpFilter(name=name, config_discovery=source)
+    return hcm.HttpFilter(name=name, config_discovery=source, disabled=disabled)
 
 
 @cache

@@ -54,6 +54,8 @@ SHAPES: Final = (
     Shape("response.code == 408", "invalid_request_error", "request_timeout"),
     Shape("response.code == 413", "invalid_request_error", "request_too_large", "body"),
     Shape("response.code == 415", "invalid_request_error", "unsupported_encoding"),
+    Shape("response.code == 431", "invalid_request_error", "headers_too_large"),
+    Shape("response.code == 501", "invalid_request_error", "not_implemented"),
     Shape("response.code == 429", "rate_limit_error", "rate_limited"),
     Shape("response.code == 503", "service_unavailable_error", "unavailable"),
     Shape("response.code == 504", "timeout_error", "timeout"),

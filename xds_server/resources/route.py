@@ -77,7 +77,10 @@ def _virtual_host(config: Config) -> route.VirtualHost:
         request_headers_to_remove=list(_INTERNAL_HEADERS),
         response_headers_to_add=[retry_after_where_due()],
         response_headers_to_remove=[names.RETRY_MARK],
-        typed_per_filter_config=packed(_cors(config.gateway.cors)),
+        # An empty configuration enables a filter that is off unless a route is found.
+        typed_per_filter_config=packed(
+            {**_cors(config.gateway.cors), names.EXTPROC_FILTER: route.FilterConfig(config=Any())}
+        ),
     )
 
 
