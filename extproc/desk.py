@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from extproc.gateway import Decision, Demand, Gateway
 from recursant import names
 from recursant.admission.queue import Held, HoldQueue
-from recursant.admission.verdict import Degrade, Hold, TakeTurns, verdict
+from recursant.admission.verdict import Degrade, Hold, TakeTurns, Verdict, verdict
 from recursant.problems import ApiProblem, deadline_exceeded, forbidden, model_not_found, shed, unavailable
 from recursant.routing.picker import Refusal
 
@@ -19,6 +19,11 @@ from recursant.routing.picker import Refusal
 MAX_BATCH: Final = 64
 
 Outcome = Decision | ApiProblem
+
+
+def queue_full() -> ApiProblem:
+    """More requests wait than may."""
+    return shed("too many requests wait already", code="queue_full")
 
 
 class Waiter(Protocol):
@@ -30,11 +35,22 @@ class Waiter(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """The place of one held request, in a batch or in the queue."""
+    """The place of one held request, in a batch or in the queue.
+
+    Attributes:
+        waiter: who is answered.
+        demand: what it asks for.
+        fallback: the strategy that holds it.
+        refusal: why its own family had no place, where another one was tried.
+        since_s: when it began to wait, where others must know.
+        held: where it stands in the queue.
+    """
 
     waiter: Waiter
     demand: Demand
     fallback: str | None = None
+    refusal: Refusal | None = None
+    since_s: float | None = None
     held: "Held[Ticket] | None" = None
 
 
@@ -99,27 +115,23 @@ class Desk:
             (wake or self._wake)()
 
     def run(self, now: float) -> float | None:
-        """Send off full batches, place whoever can be placed, answer whose time is over.
+        """Answer whose time is over, place whoever can be placed, send off full batches.
 
         Returns:
             When to call it again at the latest, in the time of `now`; None while nothing waits.
         """
+        for held in self._queue.expired(now):
+            self._left(held.item)
+            held.item.waiter.resume(self._too_late(held.item, now))
+        self._serve_queue(now)
         for agent, batch in list(self._batches.items()):
             if batch.ends_s <= now:
                 self._send_off(self._batches.pop(agent), now)
-        self._serve_queue(now)
-        for held in self._queue.expired(now):
-            held.item.waiter.resume(self._too_late(held.item, now))
         times = [batch.ends_s for batch in self._batches.values()]
         expiry = self._queue.next_expiry()
         if expiry is not None:
             times.append(expiry)
         return min(times, default=None)
-
-    @property
-    def holds(self) -> bool:
-        """Is anybody in the queue? Batch windows do not count: they end by themselves."""
-        return len(self._queue) > 0
 
     def depth(self) -> dict[str, int]:
         """How many requests are held, by class; those in batch windows count, too."""
@@ -131,36 +143,58 @@ class Desk:
 
     # --- one request ---
 
-    def _settle(self, ticket: Ticket, now: float) -> Outcome | None:
-        """Place or refuse a request for good; None: it was put into the queue."""
+    def _settle(
+        self, ticket: Ticket, now: float, found: Decision | Refusal | None = None, *, degraded: bool = False
+    ) -> Outcome | None:
+        """Place or refuse a request for good; None: it was put into the queue.
+
+        Args:
+            ticket: its place, whether it gets one or not.
+            now: the time.
+            found: what was said about it already.
+            degraded: another family was tried already.
+        """
         demand = ticket.demand
         policy = demand.agent.policy
-        found = self._gateway.place(demand)
-        degraded = False
-        while isinstance(found, Refusal):
-            if found is Refusal.NO_WORKER and not degraded:
+        answer: Outcome | Refusal | None = found or self._place(ticket, demand, now)
+        while isinstance(answer, Refusal):
+            if answer is Refusal.NO_WORKER and not degraded:
                 unknown = self._unknown(demand)
                 if unknown is not None and (policy is None or policy.degrade_family is None):
                     return unknown
-            said = verdict(
-                found, policy, left_s=demand.deadline_s - now, what=self._gateway.asked_for(demand), degraded=degraded
-            )
-            match said:
-                case ApiProblem():
-                    return self._gateway.with_advice(said, demand)
+            match self._verdict(answer, demand, now, degraded=degraded):
+                case ApiProblem() as problem:
+                    return self._gateway.with_advice(problem, demand)
                 case Hold(for_s, fallback):
                     ticket.fallback = fallback
                     return self._hold(ticket, now, for_s)
                 case TakeTurns():
-                    found = self._gateway.place_by_turn(demand, replace(demand.need, count_as=None), "round_robin")
+                    answer = self._gateway.place_by_turn(demand, replace(demand.need, count_as=None), "round_robin")
                 case Degrade(family):
                     degraded = True
+                    ticket.refusal = answer
                     other = self._gateway.degraded(demand, family)
-                    found_there = self._gateway.place(other, fallback=f"degrade_to_{family}")
+                    found_there = self._place(ticket, other, now, fallback=f"degrade_to_{family}")
                     # Nobody there either: what the first family said counts.
-                    if isinstance(found_there, Decision):
-                        found = found_there
-        return found
+                    if not isinstance(found_there, Refusal):
+                        answer = found_there
+        return answer
+
+    def _place(
+        self, ticket: Ticket, demand: Demand, now: float, fallback: str | None = None
+    ) -> Outcome | Refusal | None:
+        """Look for a place for a request; None: who gets it is settled elsewhere, and its waiter is resumed then."""
+        del ticket, now
+        return self._gateway.place(demand, fallback=fallback)
+
+    def _waited_for(self, demand: Demand) -> bool:
+        """Does somebody wait for such a place who is served elsewhere?"""
+        del demand
+        return False
+
+    def _verdict(self, refusal: Refusal, demand: Demand, now: float, *, degraded: bool) -> Verdict:
+        what = self._gateway.asked_for(demand)
+        return verdict(refusal, demand.agent.policy, left_s=demand.deadline_s - now, what=what, degraded=degraded)
 
     def _unknown(self, demand: Demand) -> ApiProblem | None:
         """404 where no worker of the fleet, ready or not, has what is asked for."""
@@ -172,20 +206,27 @@ class Desk:
         return None
 
     def _hold(self, ticket: Ticket, now: float, for_s: float) -> ApiProblem | None:
-        demand = ticket.demand
         if for_s <= 0:
             return self._too_late(ticket, now)
-        held = Held(ticket, demand.agent.agent, demand.priority_class, now, now + for_s)
+        return self._keep(ticket, now, now + for_s)
+
+    def _keep(self, ticket: Ticket, since_s: float, until_s: float) -> ApiProblem | None:
+        """Take a request into the queue, or say that it is full."""
+        demand = ticket.demand
+        held = Held(ticket, demand.agent.agent, demand.priority_class, since_s, until_s)
         ticket.held = held
         out = self._queue.push(held)
-        full = shed("too many requests wait already", code="queue_full")
         if out is held:
             ticket.held = None
-            return full
+            return queue_full()
         if out is not None:
-            out.item.waiter.resume(full)
+            self._left(out.item)
+            out.item.waiter.resume(queue_full())
         self._wake()
         return None
+
+    def _left(self, ticket: Ticket) -> None:
+        """A request left the queue and has no place."""
 
     def _too_late(self, ticket: Ticket, now: float) -> ApiProblem:
         demand = ticket.demand
@@ -238,7 +279,8 @@ class Desk:
         """Send a batch to one worker, and whoever finds no room there its own way."""
         leader: Decision | None = None
         for ticket in batch.tickets:
-            joined = None if leader is None else self._gateway.join(ticket.demand, leader)
+            demand = ticket.demand
+            joined = None if leader is None or self._waited_for(demand) else self._gateway.join(demand, leader)
             outcome = joined or self._settle(ticket, now)
             if isinstance(outcome, Decision) and leader is None:
                 leader = outcome

@@ -360,6 +360,12 @@ class Gateway:
         self._turn += 1
         return self._decision(demand, found, fallback)
 
+    def take(
+        self, demand: Demand, rows: tuple[int, ...], model: str, fallback: str | None, shaped: int | None
+    ) -> Decision:
+        """Take a place that another process of this host found: the first row; see `Decision`."""
+        return self._decision(demand, Pick(rows, model), fallback, shaped)
+
     def join(self, demand: Demand, leader: Decision) -> Decision | None:
         """Send a request where another one of its batch went; None where it has no room there."""
         row = leader.rows[0]

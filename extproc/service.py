@@ -12,14 +12,15 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from extproc.decisions import DecisionLog
-from extproc.desk import Desk
+from extproc.desk import Desk, Ticket
 from extproc.gateway import Gateway
 from extproc.holding import DeskRunner
 from extproc.inspection import Inspector, Parameters, inspection_app
 from extproc.metrics import ExtProcCollector, Gauges, Recorder
 from extproc.policy_client import PolicyClient, node_id, target_of
 from extproc.session import sessions
-from extproc.sharing import Neighbours, NeighbourWatch, Share
+from extproc.shared_desk import SharedDesk
+from extproc.sharing import Neighbours, Share
 from extproc.transports.base import MESSAGE_MARGIN_BYTES, Transport
 from extproc.transports.grpcio import GrpcioTransport
 from extproc.transports.lean import LeanTransport
@@ -81,16 +82,14 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
     )
 
     runner = DeskRunner(lambda now: desk.run(now), time.monotonic)
-    watch = None
-    if neighbours is not None:
-        watch = NeighbourWatch(neighbours.slots.released_elsewhere, lambda: desk.holds, lambda: desk.capacity_changed())
-
-    def wake() -> None:
-        runner.wake()
-        if watch is not None:
-            watch.begin()
-
-    desk = Desk(gateway, HoldQueue(config.limits.held_requests, config.admission.ageing_s), wake)
+    queue: HoldQueue[Ticket] = HoldQueue(config.limits.held_requests, config.admission.ageing_s)
+    line = None if neighbours is None else neighbours.line(gateway)
+    desk: Desk
+    if line is None:
+        desk = Desk(gateway, queue, runner.wake)
+    else:
+        desk = shared = SharedDesk(gateway, queue, runner.wake, line)
+        line.attach(shared.answered, shared.waiting)
     decisions = DecisionLog(config.decisions, config.routing, table, clock=time.monotonic, rng=random.Random())
 
     def known(record: WorkerRecord) -> None:
@@ -150,6 +149,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
     metrics_port = config.extproc.metrics_ports[process - 1]
     async with (
         contextlib.nullcontext() if neighbours is None else neighbours.reaping(desk.capacity_changed),
+        contextlib.nullcontext() if line is None else line.running(),
         _following(directory, client) as following,
         _metrics((config.extproc.metrics_host, metrics_port), recorder, gauges, inspector),
     ):
@@ -161,8 +161,6 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
         finally:
             await server.drain(DRAIN_SECONDS)
             runner.stop()
-            if watch is not None:
-                watch.stop()
 
 
 def _policy_client(

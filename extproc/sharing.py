@@ -1,4 +1,4 @@
-"""What an extproc process shares with the others of its host: the counts, and the news that there may be room."""
+"""What an extproc process shares with the others of its host: the counts, and the queue."""
 
 import asyncio
 import logging
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from extproc.gateway import Gateway
+from extproc.queue.board import Board
+from extproc.queue.line import QueueLine
 from recursant.config.model import Config
 from recursant.fleet.counts_file import ColumnsFullError, CountsFile
 from recursant.fleet.shared_slots import SharedSlots
+from recursant.supervise.rundir import QUEUE_SUFFIX
 
 # How long what a killed process had in flight may still be counted.
 REAP_SECONDS: Final = 0.2
-# How long a place that another process gave back may stay unseen by whoever is held here.
-LOOK_SECONDS: Final = 0.02
 # Columns of the file for each worker that the configuration allows: some belong to workers that left and whose last
 # requests still run.
 _COLUMNS_PER_WORKER: Final = 2
@@ -50,13 +52,13 @@ class Neighbours:
     """
 
     def __init__(self, config: Config, share: Share) -> None:
-        self._file = CountsFile(
-            share.counts,
-            process=share.process,
-            processes=config.extproc.processes,
-            columns=_COLUMNS_PER_WORKER * config.limits.workers,
-        )
+        columns = _COLUMNS_PER_WORKER * config.limits.workers
+        processes = config.extproc.processes
+        self._file = CountsFile(share.counts, process=share.process, processes=processes, columns=columns)
         self.slots = SharedSlots(self._file)
+        self._share = share
+        self._queue = share.counts.with_name(share.counts.name + QUEUE_SUFFIX)
+        self._board = Board(self._queue, process=share.process, processes=processes, columns=columns)
         self._tell_again_s = 0.0
 
     def no_room(self, worker_id: str, error: ColumnsFullError) -> None:
@@ -65,6 +67,12 @@ class Neighbours:
         if now >= self._tell_again_s:
             self._tell_again_s = now + _TELL_SECONDS
             _log.error("worker %s gets no requests here: %s; see limits.workers", worker_id, error)
+
+    def line(self, gateway: Gateway) -> QueueLine:
+        """The way to the queue of this host, for a gateway whose table has `slots`. To be called once, on the loop."""
+        limits = (gateway.config.limits.held_requests, gateway.config.admission.ageing_s)
+        freed = self.slots.released_anywhere
+        return QueueLine(self._queue, self._share.process, self._board, gateway, limits, freed=freed)
 
     @asynccontextmanager
     async def reaping(self, freed: Callable[[], None]) -> AsyncIterator[None]:
@@ -88,42 +96,3 @@ class Neighbours:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._file.close()
-
-
-class NeighbourWatch:
-    """Tells the desk that others gave places back. Looks only while somebody is held here.
-
-    Args:
-        released: how many places the others gave back, ever.
-        held: is somebody held?
-        freed: told that there may be room.
-    """
-
-    def __init__(self, released: Callable[[], int], held: Callable[[], bool], freed: Callable[[], None]) -> None:
-        self._released = released
-        self._held = held
-        self._freed = freed
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._seen = 0
-
-    def begin(self) -> None:
-        """Somebody may be held from now on. May be called often."""
-        if self._timer is None:
-            self._seen = self._released()
-            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        self._timer = None
-        if not self._held():
-            return
-        released = self._released()
-        if released != self._seen:
-            self._seen = released
-            self._freed()
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)

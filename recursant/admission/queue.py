@@ -1,13 +1,13 @@
 """Requests that are held until a worker has room (SPEC C4, E3). Pure: time comes in as an argument.
 
-Held requests stand in lanes, one for each agent and class; a lane is first in, first out. When capacity appears, lanes
-are asked in turn: the higher aged class first, within a class the lane that was served longest ago. So a higher class
-overtakes, agents of one class share, and waiting makes more urgent. The whole queue is bounded: when it is full, a
-newcomer takes the place of the youngest request of the lowest class, if that is lower than its own.
+Held requests stand in lanes, one for each agent and class; in a lane, whoever has waited longest is first. When
+capacity appears, lanes are asked in turn: the higher aged class first, within a class the lane that was served longest
+ago. So a higher class overtakes, agents of one class share, and waiting makes more urgent. The whole queue is bounded:
+when it is full, a newcomer takes the place of the youngest request of the lowest class, if that is lower than its own.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -43,7 +43,7 @@ _Lane = OrderedDict[int, Held[_T]]
 
 
 class HoldQueue(Generic[_T]):
-    """All held requests of one process.
+    """All held requests of one process, or of those of a host.
 
     Args:
         capacity: the most requests at one time.
@@ -84,7 +84,12 @@ class HoldQueue(Generic[_T]):
             lane = self._lanes[key] = OrderedDict()
             # A lane that was away does not bring old claims along.
             self._served[key] = self._turn
+        late = bool(lane) and next(reversed(lane.values())).since_s > held.since_s
         lane[id(held)] = held
+        if late:
+            # It waited elsewhere before: nobody loses their place by that.
+            ordered = sorted(lane.values(), key=lambda each: each.since_s)
+            self._lanes[key] = OrderedDict((id(each), each) for each in ordered)
         self._size += 1
         return out
 
@@ -100,12 +105,20 @@ class HoldQueue(Generic[_T]):
             del self._served[key]
         return True
 
-    def heads(self, now: float) -> Iterator[Held[_T]]:
+    def heads(self, now: float, ready: Callable[[Held[_T]], bool] | None = None) -> Iterator[Held[_T]]:
         """The first of each lane, in the order in which they should be served now.
 
         The caller may remove what it is given, and calls `served` for it then.
+
+        Args:
+            now: the time.
+            ready: who can be served at all; by default everybody.
         """
-        firsts = [(key, next(iter(lane.values()))) for key, lane in self._lanes.items()]
+        if ready is None:
+            firsts = [(key, next(iter(lane.values()))) for key, lane in self._lanes.items()]
+        else:
+            found = [(key, next(filter(ready, lane.values()), None)) for key, lane in self._lanes.items()]
+            firsts = [(key, held) for key, held in found if held is not None]
         firsts.sort(
             key=lambda pair: (
                 -self.aged(pair[1], now),

@@ -58,9 +58,9 @@ class SharedSlots(Slots):
         prompts = sum(int(row[slot]) for row in self._other_prompts)
         return in_flight, prompts, sum(int(row[slot]) for row in self._other_tokens)
 
-    def released_elsewhere(self) -> int:
-        """How many places other processes gave back, ever; a change means that there may be room."""
-        return int(self._file.released.sum()) - self._released
+    def released_anywhere(self) -> int:
+        """How many places all processes gave back, ever; a change means that there may be room."""
+        return int(self._file.released.sum())
 
     def _take(self, worker_id: str) -> int:
         return self._file.claim(worker_id)

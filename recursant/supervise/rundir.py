@@ -12,6 +12,8 @@ ENDPOINTS_FILE: Final = "endpoints.json"
 CONFIG_FILE: Final = "recursant.yaml"
 BOOTSTRAP_FILE: Final = "envoy.yaml"
 COUNTS_FILE: Final = "inflight"
+# Of the names of what belongs to the queue that the processes share; beside the counts.
+QUEUE_SUFFIX: Final = "-queue"
 # `sockaddr_un.sun_path` holds 108 bytes on Linux, the closing NUL included; names of sockets need some of them.
 _MAX_SOCKET_DIRECTORY: Final = 107 - len("/extproc-99.sock")
 
@@ -58,7 +60,9 @@ class RunDirectory:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
         self.endpoints.unlink(missing_ok=True)  # Of a run that was killed hard.
-        self.counts.unlink(missing_ok=True)  # Of a run that may have had another number of processes.
+        # Of a run that may have had another number of processes.
+        self.counts.unlink(missing_ok=True)
+        self.counts.with_name(COUNTS_FILE + QUEUE_SUFFIX).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let another `recursant up` have it; logs and configuration stay for reading."""

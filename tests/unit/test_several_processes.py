@@ -10,7 +10,7 @@ import httpx
 import pytest
 from cli_kit import parse
 
-from extproc.sharing import LOOK_SECONDS, Neighbours, NeighbourWatch, Share
+from extproc.sharing import Neighbours, Share
 from recursant.api.errors import ProblemError
 from recursant.api.exposition import Part, merge
 from recursant.api.inspection import ExtProcInspection, questions, together
@@ -213,45 +213,6 @@ async def test_one_process_is_enough_for_an_answer_and_none_is_said() -> None:
 
 
 # --- inside extproc ---
-
-
-async def test_the_others_are_watched_only_while_somebody_is_held() -> None:
-    released, held, freed, looks = 0, True, 0, 0
-
-    def look() -> int:
-        nonlocal looks
-        looks += 1
-        return released
-
-    def told() -> None:
-        nonlocal freed
-        freed += 1
-
-    async def looked_again() -> None:
-        before = looks
-        async with asyncio.timeout(PATIENCE_S):
-            while looks < before + 2:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(LOOK_SECONDS)
-
-    watch = NeighbourWatch(look, lambda: held, told)
-    watch.begin()
-    watch.begin()
-    await looked_again()
-    assert freed == 0
-    released = 5
-    await looked_again()
-    assert freed == 1
-    held = False
-    await asyncio.sleep(3 * LOOK_SECONDS)
-    before = looks
-    await asyncio.sleep(3 * LOOK_SECONDS)
-    assert looks == before
-    # What was given back while nobody was held is no news.
-    released, held = 9, True
-    watch.begin()
-    await looked_again()
-    assert freed == 1
-    watch.stop()
 
 
 async def test_what_a_process_leaves_behind_is_cleared_and_told(tmp_path: Path) -> None:

@@ -1,101 +1,285 @@
-"""Two desks, as two processes have them, over the same workers and counts."""
+"""Desks of several processes over the same workers and counts, with one queue: the order is that of one desk."""
 
 import random
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet_kit import Recorded, record
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from queue_kit import Client, Host, Single, one_worker_each
 
-from extproc.desk import Desk, Ticket
-from extproc.gateway import Arrival, Decision, Demand, Gateway
-from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
-from recursant.fleet.counts_file import CountsFile
-from recursant.fleet.shared_slots import SharedSlots
-from recursant.fleet.table import FleetTable
-from recursant.problems import ApiProblem
 
-CONFIG = Config.model_validate(
+AGENTS = (
+    {"agent_id": "critical", "model_family": "qwen", "class": "critical"},
+    {"agent_id": "high", "model_family": "qwen", "class": "high"},
+    {"agent_id": "one", "model_family": "qwen", "class": "normal"},
+    {"agent_id": "two", "model_family": "qwen", "class": "normal"},
+    {"agent_id": "low", "model_family": "qwen", "class": "low"},
+    {"agent_id": "phi", "model_family": "phi", "class": "normal"},
+    {"agent_id": "drops", "model_family": "qwen", "class": "normal", "fallback_strategy": "drop"},
+    {"agent_id": "degrades", "model_family": "qwen", "class": "normal", "fallback_strategy": "degrade_to_phi"},
+    {"agent_id": "turns", "model_family": "qwen", "class": "low", "fallback_strategy": "round_robin"},
     {
-        "agents": [
-            {"agent_id": "critical", "model_family": "qwen", "class": "critical"},
-            {"agent_id": "low", "model_family": "qwen", "class": "low"},
-        ],
-    }
+        "agent_id": "retries",
+        "model_family": "qwen",
+        "class": "normal",
+        "fallback_strategy": "queue_and_retry",
+        "retry_max": 3,
+        "retry_delay_ms": 2_000,
+    },
 )
-
-
-class Client:
-    """Somebody at one of the desks."""
-
-    def __init__(self) -> None:
-        self.outcome: Decision | ApiProblem | None = None
-
-    def resume(self, outcome: Decision | ApiProblem) -> None:
-        self.outcome = outcome
-
-
-class Office:
-    """What one process has."""
-
-    def __init__(self, path: Path, process: int, slots: int) -> None:
-        self.table = FleetTable(SharedSlots(CountsFile(path / "inflight", process=process, processes=2, columns=4)))
-        self.table.upsert(record("w1", max_num_seqs=slots))
-        self.gateway = Gateway(
-            config=CONFIG, table=self.table, recorder=Recorded(), clock=lambda: 0.0, rng=random.Random(3)
-        )
-        self.desk = Desk(self.gateway, HoldQueue(100), lambda: None)
-
-    def come(self, agent: str) -> Client:
-        arrival = self.gateway.arrival({"x-agent-id": agent.encode(), "content-length": b"100"}, has_body=True)
-        assert isinstance(arrival, Arrival)
-        demand = self.gateway.demand(arrival, None)
-        assert isinstance(demand, Demand)
-        client = Client()
-        outcome = self.desk.admit(client, demand, 0.0)
-        if not isinstance(outcome, Ticket):
-            client.outcome = outcome
-        return client
-
-    def done(self, client: Client) -> None:
-        assert isinstance(client.outcome, Decision)
-        self.table.release(client.outcome.rows[0], client.outcome.prompt_tokens, client.outcome.answer_tokens)
-        self.desk.capacity_changed()
-        self.desk.run(0.0)
-
-
-def served(*clients: Client) -> list[bool]:
-    return [isinstance(client.outcome, Decision) for client in clients]
+NAMES = [str(agent["agent_id"]) for agent in AGENTS]
+CONFIG = Config.model_validate({"agents": AGENTS, "routing": {"timeout_ms": 30_000}, "limits": {"held_requests": 6}})
+PROCESSES = 3
 
 
 @pytest.fixture
-def offices(tmp_path: Path) -> tuple[Office, Office]:
-    return Office(tmp_path, 1, slots=8), Office(tmp_path, 2, slots=8)
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path, PROCESSES, CONFIG, one_worker_each(qwen=8, phi=2))
+    yield host
+    host.close()
 
 
-def test_the_places_of_a_worker_are_given_once(offices: tuple[Office, Office]) -> None:
-    clients = [offices[number % 2].come("critical") for number in range(10)]
-    assert served(*clients) == [True] * 8 + [False] * 2
+def said(*clients: Client) -> list[str]:
+    return [client.said for client in clients]
 
 
-def test_a_lower_class_does_not_overtake_who_is_held_in_the_other_process(offices: tuple[Office, Office]) -> None:
-    one, two = offices
+def test_the_places_of_a_worker_are_given_once(host: Host) -> None:
+    clients = [host.processes[1 + number % 3].come("critical") for number in range(10)]
+    host.settle()
+    assert said(*clients) == ["placed"] * 8 + ["waits"] * 2
+
+
+@pytest.mark.parametrize("newcomer", ["low", "critical"])
+def test_a_newcomer_elsewhere_does_not_overtake_who_is_held(host: Host, newcomer: str) -> None:
+    one, two, three = host.processes.values()
     running = [one.come("critical") for _ in range(8)]
     held = two.come("critical")
-    assert served(held) == [False]
-    for client in running[:2]:
-        one.done(client)
-        # Before the other process has looked: the place is not one of the lower class's.
-        assert served(one.come("low")) == [False]
-    two.desk.capacity_changed()
-    two.desk.run(0.0)
-    assert served(held) == [True]
-
-
-def test_of_one_class_a_newcomer_may_come_first(offices: tuple[Office, Office]) -> None:
-    """What docs/adr/0007 admits."""
-    one, two = offices
-    running = [one.come("critical") for _ in range(8)]
-    held = two.come("critical")
+    host.settle()
     one.done(running[0])
-    assert served(one.come("critical"), held) == [True, False]
+    # Before anybody is told: the place is free to see for everybody.
+    late = three.come(newcomer)
+    host.settle()
+    assert said(held, late) == ["placed", "waits"]
+
+
+def test_whoever_wants_what_nobody_waits_for_is_placed_at_once(host: Host) -> None:
+    one, two, _ = host.processes.values()
+    for _ in range(9):
+        one.come("critical")
+    host.settle()
+    assert two.come("phi").placed
+    assert not two.board.quiet()
+
+
+def test_agents_of_a_class_take_turns_over_all_processes(host: Host) -> None:
+    one, two, three = host.processes.values()
+    # Normal may fill nine tenths of 8 slots, rounded down.
+    running = [one.come("one") for _ in range(7)]
+    crowd = [process.come("one") for process in (one, two, three)]
+    other = three.come("two")
+    host.settle()
+    assert said(*crowd, other) == ["waits"] * 4
+    one.done(running[0])
+    one.done(running[1])
+    host.settle()
+    assert said(*crowd, other) == ["placed", "waits", "waits", "placed"]
+
+
+def test_the_bound_holds_for_the_host(host: Host) -> None:
+    for _ in range(8):
+        host.processes[1].come("critical")
+    held = []
+    for number in range(7):
+        held.append(host.processes[1 + number % 3].come("critical"))
+        host.settle()
+    assert said(*held) == ["waits"] * 6 + ["queue_full"]
+
+
+def test_those_that_the_last_owner_kept_stand_in_their_old_order(host: Host) -> None:
+    one, two, three = host.processes.values()
+    running = [two.come("critical") for _ in range(8)]
+    held = []
+    for second, process in enumerate((three, two, three, two)):
+        host.at(second)
+        held.append(process.come("critical"))
+        host.settle()
+    lost = one.come("critical")
+    host.kill(1)
+    assert host.owner == 2
+    host.settle()
+    for number in range(4):
+        two.done(running[number])
+        host.settle()
+        assert said(*held) == ["placed"] * (number + 1) + ["waits"] * (3 - number)
+    assert lost.outcome is None
+
+
+def test_a_process_that_hangs_is_granted_nothing_and_waits_on(host: Host) -> None:
+    one, two, three = host.processes.values()
+    running = [one.come("critical") for _ in range(8)]
+    stuck = two.come("critical")
+    moves = three.come("critical")
+    host.settle()
+    host.hanging.add(2)
+    one.done(running[0])
+    host.settle()
+    assert said(stuck, moves) == ["waits", "placed"]
+    host.hanging.clear()
+    one.done(running[1])
+    host.settle()
+    assert said(stuck) == ["placed"]
+
+
+def test_a_place_that_its_process_does_not_take_is_given_to_the_next(host: Host) -> None:
+    one, two, three = host.processes.values()
+    running = [one.come("critical") for _ in range(8)]
+    stuck = two.come("critical")
+    waits = three.come("critical")
+    host.settle()
+    one.done(running[0])
+    host.deliver((True, 1))
+    host.hanging.add(2)
+    host.settle()
+    assert said(stuck, waits) == ["waits", "waits"]
+    host.at(1.5)
+    host.queue.serve(1.5)
+    host.settle()
+    assert said(waits) == ["placed"]
+    # What it was granted is too old to be taken; it waits again, at its old place.
+    host.hanging.clear()
+    host.settle()
+    assert said(stuck) == ["waits"]
+    one.done(running[1])
+    host.settle()
+    assert said(stuck) == ["placed"]
+
+
+def test_a_deadline_holds_without_the_owner(host: Host) -> None:
+    one, two, _ = host.processes.values()
+    for _ in range(8):
+        one.come("critical")
+    held = two.come("critical")
+    host.settle()
+    host.hanging.add(1)
+    host.at(30.0)
+    two.run()
+    assert said(held) == ["deadline_exceeded"]
+
+
+# --- any order of events ---
+
+Steps = list[tuple[str, int, int]]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "come", "come", "done", "done", "leave", "later"]),
+        st.integers(0, 1_000),
+        st.integers(0, 1_000),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=STEPS)
+def test_as_one_desk_would_have_done_it(steps: Steps) -> None:
+    """The same requests, ends and times: the same are placed, held and refused after every step."""
+    with tempfile.TemporaryDirectory() as folder:
+        host = Host(Path(folder), PROCESSES, CONFIG, one_worker_each(qwen=4, phi=2))
+        single = Single(CONFIG, one_worker_each(qwen=4, phi=2))
+        pairs: list[tuple[Client, Client, int]] = []
+        now = 0.0
+        for what, some, other in steps:
+            if what == "come":
+                agent, number = NAMES[some % len(NAMES)], 1 + other % PROCESSES
+                pairs.append((single.come(agent), host.processes[number].come(agent), number))
+            elif what == "later":
+                now += some / 100
+                host.at(now)
+                single.now = now
+            else:
+                wanted = "placed" if what == "done" else "waits"
+                found = [index for index, pair in enumerate(pairs) if pair[0].said == wanted]
+                if found:
+                    alone, together, number = pairs.pop(found[some % len(found)])
+                    getattr(single, what)(alone)
+                    getattr(host.processes[number], what)(together)
+            host.settle()
+            for process in host.processes.values():
+                process.run()
+            host.settle()
+            single.run()
+            if what == "later":
+                host.processes[1].reported()
+                host.settle()
+                single.desk.capacity_changed()
+                single.run()
+            assert [pair[1].said for pair in pairs] == [pair[0].said for pair in pairs]
+        host.close()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 1 << 32))
+def test_nothing_is_lost_stuck_or_counted_for_ever_whatever_the_order_of_messages(seed: int) -> None:
+    """Messages late in any order, processes killed at any moment, the owner too."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        # Nobody ages, so that time alone makes no room.
+        host = Host(Path(folder), PROCESSES, CONFIG, one_worker_each(qwen=4, phi=2), ageing_s=1e9)
+        clients: dict[int, list[Client]] = {number: [] for number in host.processes}
+        for _ in range(150):
+            number = rng.choice(list(host.processes))
+            process, own = host.processes[number], clients[number]
+            match rng.choice(["come"] * 4 + ["deliver"] * 12 + ["done"] * 3 + ["leave", "later", "kill"]):
+                case "come":
+                    own.append(process.come(rng.choice(NAMES)))
+                case "deliver":
+                    if links := host.links():
+                        host.deliver(rng.choice(links))
+                case "done":
+                    if placed := [each for each in own if each.placed]:
+                        client = rng.choice(placed)
+                        own.remove(client)
+                        process.done(client)
+                case "leave":
+                    if waits := [each for each in own if each.said == "waits"]:
+                        client = rng.choice(waits)
+                        own.remove(client)
+                        process.leave(client)
+                case "later":
+                    host.at(process.now + rng.random())
+                    for each in host.processes.values():
+                        each.run()
+                case "kill":
+                    if len(host.processes) > 1 and rng.random() < 0.2:
+                        host.kill(number)
+                        del clients[number]
+            # `turns` takes a place where there is none; all others have one each.
+            placed_now = [each for own in clients.values() for each in own if each.placed and each.agent != "turns"]
+            assert len(placed_now) <= 6
+        host.settle()
+        survivors = [each for own in clients.values() for each in own]
+        # Whoever still waits does so for want of a place.
+        host.queue.serve(host.processes[min(host.processes)].now)
+        assert not host.links()
+        for number, own in clients.items():
+            for client in [each for each in own if each.placed]:
+                host.processes[number].done(client)
+                own.remove(client)
+            host.settle()
+        for _ in range(len(survivors)):
+            for number, own in clients.items():
+                for client in [each for each in own if each.placed]:
+                    host.processes[number].done(client)
+                    own.remove(client)
+                host.settle()
+        assert not [each for own in clients.values() for each in own if each.said == "waits"]
+        assert not host.queue.busy()
+        for process in host.processes.values():
+            assert process.table.in_flight_total() == 0
+            assert process.board.quiet()
+            assert not process.shared.waiting()
+        host.close()

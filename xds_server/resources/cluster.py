@@ -28,8 +28,10 @@ _CONNECT_TIMEOUT: Final = timedelta(seconds=1)
 _WORKER_IDLE: Final = timedelta(seconds=4)
 # extproc streams live as long as generations; a limit here would fail the rest open silently.
 _UNLIMITED: Final = 1_000_000
-# How often each of several extproc processes is dialled.
+# How often an extproc process is asked for its health, and how late its answer may be. One that is so late has let
+# every message of a request run out of time; much less would leave out a process for being busy.
 _CHECK_EVERY: Final = timedelta(milliseconds=500)
+_CHECK_TIMEOUT: Final = timedelta(seconds=1)
 
 
 def fleet_cluster(breakers: Breakers) -> cluster.Cluster:
@@ -142,7 +144,7 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
                 )
             ]
         ),
-        health_checks=[_connects()] if watched else [],
+        health_checks=[_answers()] if watched else [],
         outlier_detection=_refuses() if len(addresses) > 1 else None,
         common_lb_config=cluster.ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0.0)),
         typed_extension_protocol_options=packed(
@@ -174,11 +176,11 @@ def _refuses() -> cluster.OutlierDetection:
     )
 
 
-def _connects() -> core.HealthCheck:
-    """A process that takes connections is up; whether it answers, each request's own timeout says."""
+def _answers() -> core.HealthCheck:
+    """A process that hangs still takes connections, so it is asked (grpc.health.v1)."""
     return core.HealthCheck(
-        tcp_health_check=core.HealthCheckTcpHealthCheck(),
-        timeout=_CHECK_EVERY,
+        grpc_health_check=core.HealthCheckGrpcHealthCheck(),
+        timeout=_CHECK_TIMEOUT,
         interval=_CHECK_EVERY,
         no_traffic_interval=_CHECK_EVERY,
         unhealthy_threshold=1,
