@@ -49,6 +49,7 @@ class EngineStats:
 
     Attributes:
         waiting_tokens: input tokens of the waiting sequences.
+        uncomputed_tokens: those, and what prompts that are computed in chunks still lack.
         running_tokens: tokens of the running sequences, output so far included.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found there.
         prompt_tokens: of the requests whose first token came.
@@ -59,6 +60,7 @@ class EngineStats:
     running: int
     waiting: int
     waiting_tokens: int
+    uncomputed_tokens: int
     running_tokens: int
     blocks_total: int
     blocks_free: int
@@ -145,6 +147,13 @@ class Engine:
     def waiting_tokens(self) -> int:
         """Input tokens of the sequences that wait."""
         return self._scheduler.waiting_tokens
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Those, and what prompts that are computed in chunks still lack: what is ahead of the next request."""
+        scheduler = self._scheduler
+        # One token of each is the one that it decodes from.
+        return scheduler.waiting_tokens + sum([each.length - each.computed - 1 for each in scheduler.alone])
 
     @property
     def pool(self) -> BlockPool:
@@ -301,6 +310,7 @@ class Engine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             waiting_tokens=scheduler.waiting_tokens,
+            uncomputed_tokens=self.uncomputed_tokens,
             running_tokens=sum([sequence.length for sequence in scheduler.running]),
             blocks_total=scheduler.pool.total,
             blocks_free=scheduler.pool.free,

@@ -49,7 +49,7 @@ def worker_state(
         exclusive=options.exclusive,
         running_requests=numbers.running,
         waiting_requests=numbers.waiting,
-        waiting_tokens=numbers.waiting_tokens,
+        waiting_tokens=numbers.uncomputed_tokens,
         token_rate=stats.recent_tokens.rate(now),
         peak_token_rate=profile.peak_token_rate * options.speed,
         finished_requests=stats.finished_requests,

@@ -451,8 +451,11 @@ class Fleet:
             else:
                 assert (sequence.blocks, sequence.computed, sequence.scheduled) == (0, 0, 0)
         stats = self.engine.stats()
+        started = [one for one in self.alive.values() if one.state is SequenceState.RUNNING]
+        chunks = sum(sequence.length - sequence.computed - 1 for sequence in started)
         waiting = [one for one in self.alive.values() if one.state is SequenceState.WAITING]
         assert stats.waiting_tokens == sum(sequence.length for sequence in waiting)
+        assert stats.uncomputed_tokens == stats.waiting_tokens + chunks
         assert stats.running + stats.waiting == len(self.alive)
 
 

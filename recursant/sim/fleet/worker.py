@@ -285,7 +285,7 @@ class SimulatedWorker:
         state.incarnation = f"{self.index}-{self._life}"
         state.running_requests = engine.running
         state.waiting_requests = engine.waiting
-        state.waiting_tokens = engine.waiting_tokens
+        state.waiting_tokens = engine.uncomputed_tokens
         state.finished_requests = self.finished
         state.finished_prompt_tokens = self._finished_prompt_tokens
         state.finished_answer_tokens = self._finished_answer_tokens
