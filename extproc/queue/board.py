@@ -101,6 +101,10 @@ class Board:
 
     # --- who owns the queue ---
 
+    def knows(self, process: int) -> bool:
+        """Is there a process of this number, other than this one?"""
+        return 1 <= process <= self._processes and process != self._process
+
     @property
     def owner(self) -> int:
         """The process that owns the queue; 0 for none."""

@@ -75,6 +75,9 @@ class Office:
     def received(self, wire: Wire, message: Request | Reply) -> None:
         """See `Listener`."""
         if isinstance(message, Hello):
+            if not self._board.knows(message.process):
+                wire.close()
+                return
             before = self._wires.get(message.process)
             if before is not None and before is not wire:
                 self.lost(before)

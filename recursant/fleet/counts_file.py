@@ -6,14 +6,11 @@ A lock is taken only when a worker gets its column. A process holds another lock
 ends it however the process ends, and whoever finds it free clears the row that was left.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recursant.config.model import MAX_EXTPROC_PROCESSES
+from recursant.fleet import record_locks
 
 _MAGIC: Final = b"RCNTCNT2"
 _HEADER: Final = struct.Struct("=8sII")
 _HEADER_BYTES: Final = 64
 # Bytes of the file that stand for locks: the one for columns, then one for each process from 1.
 _COLUMNS_LOCK: Final = 0
-# `struct flock` of Linux, for locks that belong to the open file and not to the process.
-_FLOCK: Final = struct.Struct("hhqqi4x")
 # Somebody who clears the row of the last process holds its lock for a moment.
 _OWN_LOCK_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = 0.01
@@ -68,7 +64,7 @@ class CountsFile:
         except OSError as error:
             raise CountsFileError(f"cannot use {path} for shared counts: {error.strerror}") from error
         try:
-            with self._columns_lock():
+            with record_locks.held(self._fd, _COLUMNS_LOCK):
                 self._map, columns = self._mapped(columns)
             self._claim_row()
         except BaseException:
@@ -99,7 +95,7 @@ class CountsFile:
         """
         # Of a worker's id, as columns keep no text; two ids of one key would share a count and do no other harm.
         key = np.uint64(int.from_bytes(hashlib.blake2b(worker_id.encode(), digest_size=8).digest(), "little"))
-        with self._columns_lock():
+        with record_locks.held(self._fd, _COLUMNS_LOCK):
             used = self._uses.any(axis=0)
             free = ~used
             [same] = np.nonzero((self._keys == key) & used & (self._uses[self.row] == 0))
@@ -124,9 +120,9 @@ class CountsFile:
             row = process - 1
             if process == self._process or not (self._uses[row].any() or self.counts[row].any()):
                 continue
-            if self._lock(process, fcntl.F_WRLCK):
+            if record_locks.take(self._fd, process):
                 self._clear(process)
-                self._lock(process, fcntl.F_UNLCK)
+                record_locks.give_back(self._fd, process)
                 found = True
         return found
 
@@ -136,7 +132,7 @@ class CountsFile:
             return
         self._clear(self._process)
         # The mapping, which arrays keep alive, holds the open file too: the lock does not end by closing ours.
-        self._lock(self._process, fcntl.F_UNLCK)
+        record_locks.give_back(self._fd, self._process)
         os.close(self._fd)
         self._fd = -1
 
@@ -167,7 +163,7 @@ class CountsFile:
 
     def _claim_row(self) -> None:
         deadline = time.monotonic() + _OWN_LOCK_SECONDS
-        while not self._lock(self._process, fcntl.F_WRLCK):
+        while not record_locks.take(self._fd, self._process):
             if time.monotonic() >= deadline:
                 raise CountsFileError(f"process {self._process} runs already: it holds its row of {self.path}")
             time.sleep(_RETRY_SECONDS)
@@ -183,22 +179,6 @@ class CountsFile:
         array = np.frombuffer(self._map, dtype=kind, count=int(np.prod(shape)), offset=self._at).reshape(shape)
         self._at += array.nbytes
         return array
-
-    def _lock(self, byte: int, kind: int) -> bool:
-        """Take or give back the lock on a byte; False where somebody else has it."""
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    @contextlib.contextmanager
-    def _columns_lock(self) -> Iterator[None]:
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _COLUMNS_LOCK, 1, 0))
-        try:
-            yield
-        finally:
-            self._lock(_COLUMNS_LOCK, fcntl.F_UNLCK)
 
 
 def _size(processes: int, columns: int) -> int:

@@ -1,6 +1,5 @@
 """The processes of a host with one queue, their messages in the test's hands: delivered when it says, or lost."""
 
-import fcntl
 import random
 from collections import deque
 from pathlib import Path
@@ -231,8 +230,8 @@ class Host:
         """As `kill -9`: what it said is read or not, what it held is gone, the others see both."""
         victim = self.processes.pop(number)
         # As the kernel does; the mapping stays, as somebody else's would.
-        victim.counts._lock(number, fcntl.F_UNLCK)
-        record_locks.give_back(victim.board._fd, number)
+        for fd in (victim.counts._fd, victim.board._fd):
+            record_locks.give_back(fd, number)
         self.to_owner[number].clear()
         self.from_owner[number].clear()
         for process in self.processes.values():

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -10,37 +9,20 @@ from pathlib import Path
 
 import pytest
 from fleet_kit import Recorded
-from hypothesis import given
-from hypothesis import strategies as st
 from queue_kit import Client, Single, one_worker_each
 
 from extproc.desk import Ticket
-from extproc.queue.board import HUNG_SECONDS, Board
+from extproc.queue.board import Board
 from extproc.queue.line import QueueLine
 from extproc.queue.messages import (
     MAX_LINE_BYTES,
-    Declined,
-    Enter,
-    Freed,
-    Full,
-    Granted,
-    Hello,
-    Leave,
-    MessageError,
-    Placed,
-    Refused,
-    decode,
-    encode,
 )
 from extproc.shared_desk import SharedDesk
 from recursant.admission.queue import HoldQueue
-from recursant.agents.priority import PriorityClass
 from recursant.config.model import Config
 from recursant.fleet.counts_file import CountsFile, CountsFileError
 from recursant.fleet.shared_slots import SharedSlots
 from recursant.fleet.table import FleetTable
-from recursant.routing.need import Need
-from recursant.routing.picker import Refusal
 
 PATIENCE_S = 20.0
 CONFIG = Config.model_validate(
@@ -172,7 +154,14 @@ async def test_a_process_that_goes_takes_its_requests_with_it(parts: list[Part])
     await until(one.board.quiet)
 
 
-@pytest.mark.parametrize("line", [b"nonsense\n", b'["Hello","x"]\n', b'["Leave"]\n', b"[" * 5_000 + b"\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"nonsense\n", b"[" * 5_000 + b"\n", b'["Leave"]\n'),
+        # Not a number, no such process, and the owner itself.
+        *(b'["Hello","x"]\n', b'["Hello",4]\n', b'["Hello",0]\n', b'["Hello",1]\n'),
+    ],
+)
 async def test_a_stranger_is_cut_off(parts: list[Part], line: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(str(parts[0].path) + "-1")
     writer.write(line)
@@ -213,120 +202,6 @@ async def test_where_no_socket_can_be_made_it_says_so(tmp_path: Path) -> None:
     part = Part(tmp_path, 1)
     with pytest.raises(CountsFileError, match=r"cannot listen on .*queue-1: "):
         await part.start()
-
-
-# --- messages ---
-
-NEEDS = st.builds(
-    Need,
-    family=st.text(max_size=5),
-    exclusive=st.frozensets(st.text(max_size=5), max_size=3),
-    prompt_tokens=st.integers(0, 1 << 30),
-    latency_sla_ms=st.none() | st.integers(1, 1 << 30),
-    count_as=st.none() | st.sampled_from(PriorityClass),
-)
-NUMBERS = st.integers(1, 1 << 60)
-TIMES = st.floats(0, 1e9)
-TEXTS = st.none() | st.text(max_size=10)
-MESSAGES = st.one_of(
-    st.builds(Hello, NUMBERS),
-    st.builds(
-        Enter,
-        number=NUMBERS,
-        agent=st.text(max_size=9),
-        priority_class=st.sampled_from(PriorityClass),
-        since_s=TIMES,
-        until_s=TIMES,
-        need=NEEDS,
-        known=st.booleans(),
-        shapes=st.booleans(),
-        fallback=TEXTS,
-        held_fallback=TEXTS,
-        waits_for=st.lists(st.sampled_from(Refusal), max_size=3).map(tuple),
-    ),
-    st.builds(Leave, NUMBERS),
-    st.builds(Placed, NUMBERS),
-    st.builds(Declined, NUMBERS),
-    st.just(Freed()),
-    st.builds(
-        Granted, NUMBERS, st.lists(st.integers(0, 999), max_size=4).map(tuple), st.text(), TEXTS, st.none(), TIMES
-    ),
-    st.builds(Refused, NUMBERS, st.sampled_from(Refusal)),
-    st.builds(Full, NUMBERS),
-)
-
-
-@given(MESSAGES)
-def test_a_message_is_read_as_it_was_written(message: Enter) -> None:
-    line = encode(message)
-    assert line.count(b"\n") == 1
-    found = decode(line)
-    assert found == message
-    if isinstance(found, Enter):
-        assert isinstance(found.need.exclusive, frozenset)
-
-
-@given(st.binary(max_size=50) | MESSAGES.map(encode), st.integers(0, 60), st.integers(0, 255))
-def test_no_line_is_worse_than_no_message(line: bytes, place: int, byte: int) -> None:
-    damaged = bytearray(line)
-    if place < len(damaged):
-        damaged[place] = byte
-    with contextlib.suppress(MessageError):
-        decode(bytes(damaged))
-
-
-# --- what all can see ---
-
-
-def board(path: Path, process: int, *, processes: int = 3, columns: int = 20) -> Board:
-    return Board(path / "queue", process=process, processes=processes, columns=columns)
-
-
-def test_who_waits_for_what_is_seen_by_all(tmp_path: Path) -> None:
-    one, two = board(tmp_path, 1), board(tmp_path, 2)
-    assert two.quiet()
-    one.post(3, 0b1010)
-    assert not two.quiet()
-    assert two.waiting() == 3
-    assert [two.waited_for(columns) for columns in (0b0101, 0b0010, 0b1000, 1 << 19)] == [False, True, True, False]
-    one.post(1, 1 << 40)
-    assert two.waited_for(0b0001)
-    one.post(0, 0)
-    assert two.quiet()
-
-
-def test_one_owns_the_queue_until_it_ends_or_hangs(tmp_path: Path) -> None:
-    one, two = board(tmp_path, 1), board(tmp_path, 2)
-    assert one.settle(0.0) == 1
-    assert (two.settle(0.5), two.owned) == (1, False)
-    one.post(2, 1)
-    # It has not moved for a while; what it posted goes with it.
-    assert two.settle(HUNG_SECONDS + 0.1) == 2
-    assert (one.owned, two.owned) == (False, True)
-    assert two.quiet()
-    two.close()
-    assert one.settle(2.0) == 1
-
-
-def test_a_board_is_for_one_number_of_processes_and_each_is_there_once(tmp_path: Path) -> None:
-    board(tmp_path, 1)
-    with pytest.raises(CountsFileError, match="is no file for 2 processes"):
-        board(tmp_path, 1, processes=2)
-    with pytest.raises(CountsFileError, match="process 1 runs already"):
-        board(tmp_path, 1)
-    with pytest.raises(ValueError, match="process 4 of 3"):
-        board(tmp_path, 4)
-    with pytest.raises(CountsFileError, match="cannot use"):
-        board(tmp_path / "none", 1)
-
-
-def test_random_masks_are_compared_as_sets(tmp_path: Path) -> None:
-    one, two = board(tmp_path, 1, columns=300), board(tmp_path, 2, columns=300)
-    rng = random.Random(5)
-    for _ in range(200):
-        here, there = ({rng.randrange(300) for _ in range(rng.randrange(1, 20))} for _ in range(2))
-        one.post(1, sum(1 << column for column in here))
-        assert two.waited_for(sum(1 << column for column in there)) == bool(here & there)
 
 
 def test_only_its_user_may_connect(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from recursant.api.inspection import ExtProcInspection, questions, together
 from recursant.api.peers import Peers
 from recursant.config.load import ConfigError, parse_config
 from recursant.config.model import Config
+from recursant.fleet import record_locks
 from recursant.supervise.layout import Layout, LayoutError, UpOptions, lay_out
 from recursant.supervise.plan import RunChoices, endpoints, plan
 from recursant.supervise.ports import PortError, free_range
@@ -223,7 +224,7 @@ async def test_what_a_process_leaves_behind_is_cleared_and_told(tmp_path: Path) 
     freed = asyncio.Event()
     async with one.reaping(freed.set):
         # As the kernel does for a process that is killed.
-        two._file._lock(2, 2)
+        record_locks.give_back(two._file._fd, 2)
         async with asyncio.timeout(PATIENCE_S):
             await freed.wait()
         assert one.slots.at(row)[0] == 0
