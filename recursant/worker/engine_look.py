@@ -15,6 +15,8 @@ from recursant.store.codec import is_usable_name
 
 HEALTH: Final = "/health"
 MODELS: Final = "/v1/models"
+# There in development mode only.
+PAUSED: Final = "/is_paused"
 # Between two looks, seconds. Each costs the server a request that does nothing.
 LOOK_S: Final = 0.5
 MODELS_REFRESH_S: Final = 2.0
@@ -35,6 +37,8 @@ class EngineLook:
 
     Attributes:
         serving: it takes requests. A server that is slow to answer is busy, not gone: it keeps its last standing.
+        paused: its scheduler was told to stand still, so it takes requests and lets them hang. Only in development mode
+            can it be told so, and asked.
         dead: times that it was found to say that its engine is dead.
         models: names of its model that it lists; None where it does not let itself be asked.
         adapters: LoRA adapters that it lists; None likewise.
@@ -46,11 +50,14 @@ class EngineLook:
         self._url = url
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self.serving = False
+        self.paused = False
         self.dead = 0
         self.models: tuple[str, ...] | None = None
         self.adapters: tuple[str, ...] | None = None
         self.addresses: deque[str] = deque(maxlen=MAX_ADDRESSES)
         self._models_read_at = float("-inf")
+        # Whether it has a route that tells a pause.
+        self._tells_pause = True
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -76,10 +83,14 @@ class EngineLook:
                 answer = await client.get(HEALTH)
                 self._note_address(answer)
                 self._healthy(answer.status_code)
+                if self.serving and self._tells_pause:
+                    await self._ask_paused(client)
                 if self.serving and time.monotonic() - self._models_read_at >= MODELS_REFRESH_S:
                     await self._list(client)
         except httpx.ConnectError:
-            self.serving = False
+            self.serving = self.paused = False
+            # Another process may have it.
+            self._tells_pause = True
         except httpx.RemoteProtocolError:
             # Somebody listens, and speaks otherwise than we thought.
             self.serving = True
@@ -104,6 +115,13 @@ class EngineLook:
             self.dead += 1
             _log.error("the engine is dead: /health answers %d", status)
 
+    async def _ask_paused(self, client: httpx.AsyncClient) -> None:
+        answer = await client.get(PAUSED)
+        if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+            self._tells_pause = self.paused = False
+        elif answer.status_code == HTTPStatus.OK and len(answer.content) <= MAX_BODY_BYTES:
+            self.paused = says_true(answer.content, "is_paused")
+
     async def _list(self, client: httpx.AsyncClient) -> None:
         self._models_read_at = time.monotonic()
         answer = await client.get(MODELS)
@@ -115,3 +133,12 @@ class EngineLook:
             usable = [(name, parent) for name, parent in entries if is_usable_name(name)]
             self.models = tuple(name for name, parent in usable if parent is None)[:MAX_NAMES]
             self.adapters = tuple(name for name, parent in usable if parent is not None)[:MAX_NAMES]
+
+
+def says_true(body: bytes, name: str) -> bool:
+    """Whether an answer is a JSON object in which this is true."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.get(name) is True

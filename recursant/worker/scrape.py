@@ -22,6 +22,7 @@ from recursant.fleet.static import static_state
 from recursant.store.quiet_log import QuietLog
 from recursant.store.workers import StoreError, WorkerStore
 from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
+from recursant.worker.engine_look import PAUSED, says_true
 from recursant.worker.metrics_text import EngineMetrics, parse_metrics
 from recursant.worker.model_list import ListedModel, declared_models, fill_models, parse_model_list
 from recursant.worker.rates import CounterWindow, PeakRate
@@ -37,6 +38,9 @@ TIMEOUT_MAX_S: Final = 5.0
 MODELS_REFRESH_S: Final = 30.0
 # A vLLM answers with about 60 KB.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+
+# There in development mode only, as PAUSED is.
+SLEEPING: Final = "/is_sleeping"
 
 _log = logging.getLogger(__name__)
 
@@ -133,8 +137,8 @@ class ScrapeTarget:
         self._sequence = 0
         self._models: list[ListedModel] | None = None
         self._models_read_at = 0.0
-        # Whether it has a route that tells its sleep; not known before it was asked.
-        self._tells_sleep: bool | None = None
+        # Routes of development mode that this process does not have.
+        self._absent: set[str] = set()
         self._tokens = CounterWindow()
         self._queue = CounterWindow()
         self._gaps = CounterWindow()
@@ -175,9 +179,12 @@ class ScrapeTarget:
             if metrics.started_at != self._started_at:
                 self._started_at = metrics.started_at
                 self._models = None
-                self._tells_sleep = None
+                self._absent.clear()
             if metrics.awake is None:
-                metrics = replace(metrics, awake=await self._is_awake(client))
+                metrics = replace(metrics, awake=not await self._is(client, SLEEPING))
+            if metrics.awake and await self._is(client, PAUSED):
+                # No metric tells that. It hangs just as one that sleeps does.
+                metrics = replace(metrics, awake=False)
             if self._models is None or now - self._models_read_at >= self._models_refresh_s:
                 self._models = await self._list_models(client)
                 self._models_read_at = now
@@ -190,7 +197,7 @@ class ScrapeTarget:
         state = static_state(self._worker)
         del state.models[:]
         fill_models(state, models, self._worker, self._families)
-        # Asleep, it looks healthy and lets requests hang.
+        # Asleep or paused, it looks healthy and lets requests hang.
         state.phase = WorkerPhase.WORKER_PHASE_WARMING if metrics.awake is False else WorkerPhase.WORKER_PHASE_READY
         self._sequence += 1
         state.sequence = self._sequence
@@ -215,17 +222,15 @@ class ScrapeTarget:
                 state.queue_wait_ms = risen[1] / risen[2] * 1_000
         return state
 
-    async def _is_awake(self, client: httpx.AsyncClient) -> bool | None:
-        """What a version whose metrics do not tell says in development mode; None where it does not."""
-        if self._tells_sleep is False:
-            return None
+    async def _is(self, client: httpx.AsyncClient, path: str) -> bool:
+        """What a route of development mode says, which is named after it; False where there is none."""
+        if path in self._absent:
+            return False
         try:
-            said = json.loads(await self._get(client, "/is_sleeping"))
-        except (ScrapeError, ValueError, RecursionError):
-            self._tells_sleep = False
-            return None
-        self._tells_sleep = True
-        return not (isinstance(said, dict) and said.get("is_sleeping") is True)
+            return says_true(await self._get(client, path), path.removeprefix("/"))
+        except ScrapeError:
+            self._absent.add(path)
+            return False
 
     async def _list_models(self, client: httpx.AsyncClient) -> list[ListedModel]:
         try:

@@ -199,6 +199,24 @@ async def test_a_sleeping_worker_takes_nothing() -> None:
         assert expect(await scrape()).phase == READY
 
 
+async def test_a_paused_worker_takes_nothing() -> None:
+    vllm = Vllm()
+    async with a_target(vllm) as (scrape, server):
+
+        def asked() -> int:
+            return [path for path, _ in server.requests].count("/is_paused")
+
+        # Outside development mode there is no such route: it is asked once.
+        assert expect(await scrape()).phase == READY
+        assert expect(await scrape()).phase == READY
+        assert asked() == 1
+        vllm.started_at += 60.0
+        vllm.instead["/is_paused"] = (200, b'{"is_paused": true}')
+        assert expect(await scrape()).phase == WARMING
+        vllm.instead["/is_paused"] = (200, b'{"is_paused": false}')
+        assert expect(await scrape()).phase == READY
+
+
 async def test_where_the_metrics_do_not_tell_of_sleep_its_own_route_may() -> None:
     vllm = Vllm()
     vllm.awake = -1.0  # what is below zero is passed over

@@ -341,11 +341,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.health = 200
+        self.paused = False
         self.adapters = ["ad1"]
 
     async def answer(self, path: str, _body: bytes) -> tuple[int, bytes]:
         if path == "/health":
             return self.health, b""
+        if path == "/is_paused":
+            return 200, json.dumps({"is_paused": self.paused}).encode()
         entries = [{"id": MODEL, "parent": None}, *({"id": name, "parent": MODEL} for name in self.adapters)]
         return 200, json.dumps({"object": "list", "data": entries}).encode()
 
@@ -415,6 +418,11 @@ async def test_reports_idle_busy_asleep_and_says_farewell(
             logger.record_sleep_state(1, 0)
             await until_reported(url, lambda state: state.phase == WARMING)
             logger.record_sleep_state(0, 0)
+            await until_reported(url, lambda state: state.phase == READY)
+            # No logger hears of a pause.
+            engine.paused = True
+            await until_reported(url, lambda state: state.phase == WARMING)
+            engine.paused = False
             await until_reported(url, lambda state: state.phase == READY)
             logger.record_admission_rejection("max_num_queued_reqs")
             await until_reported(url, lambda state: state.counters.rejected == 1)

@@ -199,7 +199,7 @@ async def one_look(answers: dict[str, tuple[int, bytes]]) -> EngineLook:
 
     async def answer(path: str, _body: bytes) -> tuple[int, bytes]:
         asked.append(path)
-        return answers[path]
+        return answers.get(path, (404, b"{}"))
 
     async with http_server(answer) as server:
         look = EngineLook(server.url)
@@ -226,6 +226,23 @@ async def test_sees_a_server_that_serves_and_its_adapters() -> None:
 async def test_adapters_that_cannot_be_read_are_unknown(answer: tuple[int, bytes]) -> None:
     look = await one_look({"/health": (200, b""), "/v1/models": answer})
     assert (look.serving, look.adapters) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "paused"),
+    [
+        ((200, b'{"is_paused": true}'), True),
+        ((200, b'{"is_paused": false}'), False),
+        ((200, b'{"is_paused": "true"}'), False),
+        ((200, b"["), False),
+        ((500, b'{"is_paused": true}'), False),
+        # Outside development mode.
+        ((404, b'{"detail":"Not Found"}'), False),
+    ],
+)
+async def test_sees_an_engine_that_is_paused(answer: tuple[int, bytes], paused: bool) -> None:
+    look = await one_look({"/health": (200, b""), "/is_paused": answer, "/v1/models": (200, b'{"data": []}')})
+    assert (look.serving, look.paused) == (True, paused)
 
 
 async def test_an_adapter_that_cannot_be_reported_is_left_out() -> None:

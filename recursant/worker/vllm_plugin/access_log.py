@@ -4,7 +4,7 @@ import logging
 from collections.abc import Container
 from typing import Final
 
-from recursant.worker.engine_look import HEALTH, MODELS
+from recursant.worker.engine_look import HEALTH, MODELS, PAUSED
 
 # uvicorn's, which logs (client's address, method, path, version, status).
 ACCESS_LOGGER: Final = "uvicorn.access"
@@ -27,4 +27,4 @@ class OwnLooks(logging.Filter):
         given = record.args
         if not isinstance(given, tuple) or len(given) <= _PATH:
             return True
-        return given[_PATH] not in (HEALTH, MODELS) or given[_ADDRESS] not in self._addresses
+        return given[_PATH] not in (HEALTH, MODELS, PAUSED) or given[_ADDRESS] not in self._addresses

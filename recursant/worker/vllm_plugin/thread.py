@@ -145,7 +145,7 @@ class ReporterThread:
             address=self._address,
             counts=self._tally.counts(),
             declared=declared,
-            standing=Standing(look.serving, look.dead, look.models, look.adapters),
+            standing=Standing(look.serving and not look.paused, look.dead, look.models, look.adapters),
             gpu=self._read_gpu(),
             now=time.monotonic(),
         )
