@@ -95,6 +95,21 @@ def test_a_sleeping_worker_gets_no_requests(fleet: Fleet) -> None:
     assert answer.status_code == 200
 
 
+def test_a_paused_worker_gets_no_requests(fleet: Fleet) -> None:
+    server = fleet.priority
+    # What runs would be kept, and go on later.
+    server.client.post("/pause", params={"mode": "keep"}).raise_for_status()
+    try:
+        assert server.client.get("/health").status_code == 200
+        wait_until(lambda: fleet.worker(server)["status"] != "ready", what="the fleet has noticed")
+        assert "priority" not in answers_by(fleet, 12)
+    finally:
+        server.client.post("/resume").raise_for_status()
+    fleet.stack.wait_worker("priority")
+    answer = fleet.ask("/v1/completions", {**completion(), "model": server.model})
+    assert answer.status_code == 200
+
+
 def test_a_loaded_adapter_is_a_model_of_the_fleet(fleet: Fleet) -> None:
     server = fleet.lora
     load = server.client.post("/v1/load_lora_adapter", json={"lora_name": ADAPTER, "lora_path": str(ADAPTER_DIR)})
