@@ -6,6 +6,7 @@ from typing import Any
 
 from recursant import names
 from recursant.problems import ApiProblem, bad_request
+from recursant.routing.affinity_blocks import chained_blocks, prompt_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +17,21 @@ class BodyFacts:
         model: the explicit model name; None for "auto", and where the body names none.
         max_tokens: the bound on the output that the client set.
         text: the prompt, or the last message: where the instruction stands.
+        blocks: chained hashes of the prompt's blocks; empty where nobody asked for them.
     """
 
     model: str | None = None
     max_tokens: int | None = None
     text: str = ""
+    blocks: tuple[int, ...] = ()
 
 
-def read_json_body(body: bytes) -> BodyFacts | ApiProblem:
+def read_json_body(body: bytes, prefix_seed: str | None = None) -> BodyFacts | ApiProblem:
     """Read a JSON request body, or say what is wrong with it.
+
+    Args:
+        body: the whole of it.
+        prefix_seed: take the blocks of its prompt, chained to this; None: nobody asks for them.
 
     Python's own parser is what vLLM uses, so both sides accept the same bytes; of duplicate keys both take the last.
     """
@@ -42,7 +49,10 @@ def read_json_body(body: bytes) -> BodyFacts | ApiProblem:
     limit = content.get("max_completion_tokens") or content.get("max_tokens")
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         limit = None
-    return BodyFacts(None if model in (None, "", names.AUTO_MODEL) else model, limit, _instruction(content))
+    named = None if model in (None, "", names.AUTO_MODEL) else model
+    # A cache belongs to a model: what another one has read is of no use.
+    blocks = () if prefix_seed is None else chained_blocks(prompt_bytes(content), f"{prefix_seed}\0{named or ''}")
+    return BodyFacts(named, limit, _instruction(content), blocks)
 
 
 def _instruction(content: dict[str, Any]) -> str:

@@ -190,6 +190,7 @@ class DecisionLog:
             "status": None,
             "refusal": None,
             "fallback": None,
+            "affinity": None,
             "pick": [],
             "worker": None,
             "held_ms": None,
@@ -208,6 +209,7 @@ class DecisionLog:
         elif isinstance(outcome, Decision):
             note.facts["pick"] = [self._table.worker_id(row) for row in outcome.rows]
             note.facts["fallback"] = outcome.fallback
+            note.facts["affinity"] = outcome.affinity
         if self._may_explain(sampled=note.kept_because == "sample"):
             self._explain(note, demand, outcome)
 

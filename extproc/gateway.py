@@ -24,8 +24,11 @@ from recursant.agents.request import AgentRequest, AgentResolver
 from recursant.config.live import GatewayRules
 from recursant.config.model import Config
 from recursant.fleet.evidence import Evidence
+from recursant.fleet.prompts import Prompts
 from recursant.fleet.table import Fact, FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
+from recursant.routing.affinity import Affinity, Led, Trail, weigh
+from recursant.routing.affinity_blocks import BLOCK_TOKENS, session_key
 from recursant.routing.filters import MEMORY, SLOTS
 from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Need
 from recursant.routing.picker import Pick, Refusal, most_room, round_robin
@@ -52,6 +55,9 @@ class Recorder(Protocol):
     def fallback_taken(self, agent: str, strategy: str) -> None:
         """Count a fallback."""
 
+    def affinity_settled(self, agent: str, outcome: str) -> None:
+        """Count what became of a request's affinity (`recursant.routing.affinity`)."""
+
 
 class EvidenceSink(Protocol):
     """Takes what requests show about workers; `Ward.witness` is one."""
@@ -76,6 +82,7 @@ class Arrival:
         json_body: it has a body that is JSON.
         real_time: it says that somebody waits for it.
         request_headers: to set towards the worker for this request alone.
+        session: what it says of its session; empty for nothing.
     """
 
     agent: AgentRequest
@@ -84,6 +91,7 @@ class Arrival:
     json_body: bool
     real_time: bool
     request_headers: tuple[tuple[str, str], ...]
+    session: bytes = b""
 
 
 @dataclass(slots=True)
@@ -97,6 +105,7 @@ class Demand:
         checked: its model name was compared with what it may use.
         deadline_s: no first byte later than this, monotonic seconds.
         stands_in_for: the names of the family that this one replaces.
+        trail: what leads to the worker that served earlier ones; None for nothing.
     """
 
     agent: AgentRequest
@@ -105,6 +114,7 @@ class Demand:
     checked: bool
     deadline_s: float
     stands_in_for: frozenset[str] = frozenset()
+    trail: Trail | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +131,8 @@ class Decision:
         fallback: the fallback that was taken, for `x-recursant-fallback`.
         max_tokens: the most tokens of output that the body may ask for; None: as many as it likes.
         shaped: the tokens of output that memory left, where it decided.
+        affinity: whether it went where its session or prefix is, for `x-recursant-affinity`; None: it has neither.
+        cached_tokens: of its prompt, what the first worker is believed to have cached.
         prompt_tokens, answer_tokens: what it counts with at the first of `rows`.
     """
 
@@ -133,6 +145,8 @@ class Decision:
     fallback: str | None = None
     max_tokens: int | None = None
     shaped: int | None = None
+    affinity: str | None = None
+    cached_tokens: int = 0
     prompt_tokens: int = 0
     answer_tokens: int = 0
 
@@ -163,6 +177,8 @@ class Gateway:
         self.clock = clock
         self.evidence = evidence
         self.calibration = calibration or Calibration()
+        self.affinity = Affinity(config.routing.affinity)
+        self.prompts = Prompts(table)
         self._picker = RankedPicker(table, rng)
         self._ids = Ids()
         self._ready = ready
@@ -179,6 +195,7 @@ class Gateway:
     def set_rules(self, rules: GatewayRules) -> None:
         """Put other rules in force for the requests that arrive from now on. The table has its own."""
         self.config = rules.onto(self.config)
+        self.affinity.set_bounds(rules.routing.affinity)
         self.set_policies(self._policies)
 
     def ready(self) -> ApiProblem | None:
@@ -219,6 +236,7 @@ class Gateway:
             json_body=has_body and is_json(headers.get("content-type")),
             real_time=headers.get(names.REAL_TIME, b"").lower() == b"true",
             request_headers=own,
+            session=session,
         )
 
     def needs_body(self, arrival: Arrival) -> bool:
@@ -230,11 +248,18 @@ class Gateway:
             return True
         if policy.inspect_body != "auto":
             return policy.inspect_body == "always"
-        if policy.allow_other_models:
+        if policy.allow_other_models or policy.affinity == "prefix":
             return True
         # One name for the whole family: Lua can check it alone. Several: the name decides the worker.
         found = self.table.candidates(family=policy.model_family, exclusive=self._exclusive_of(policy))
         return len(found.names) > 1
+
+    def prefix_seed(self, arrival: Arrival) -> str | None:
+        """What the blocks of this request's prompt are chained to; None: its agent wants none of that."""
+        policy = arrival.agent.policy
+        if policy is None or policy.affinity != "prefix" or self.config.routing.weights.affinity == 0:
+            return None
+        return policy.model_family or ""
 
     def demand(self, arrival: Arrival, body: BodyFacts | None) -> Demand | ApiProblem:
         """Merge headers, policy, rules and body, or say why the request can never be served.
@@ -284,7 +309,17 @@ class Gateway:
             priority_class=priority_class,
             checked=body is not None,
             deadline_s=arrival.at_s + self.timeout_ms(policy) / 1_000,
+            trail=self._trail(arrival, need, () if body is None else body.blocks),
         )
+
+    def _trail(self, arrival: Arrival, need: Need, blocks: Sequence[int]) -> Trail | None:
+        """What of a request leads to earlier ones, as far as its agent wants that."""
+        agent = arrival.agent
+        mode = "session" if agent.policy is None else agent.policy.affinity
+        if mode == "none" or not (arrival.session or blocks) or self.config.routing.weights.affinity == 0:
+            return None
+        session = session_key(agent.agent, need.model or need.family, arrival.session) if arrival.session else None
+        return Trail(session, blocks if mode == "prefix" else (), BLOCK_TOKENS)
 
     def family_of(self, family: str | None, model: str) -> str:
         """The family whose tokenizer reads a prompt; "" where that is not known."""
@@ -350,7 +385,11 @@ class Gateway:
             return found
         if found.over_sla:
             fallback = fallback or "sla"
-        return self._decision(demand, found, fallback, shaped)
+        if demand.trail is None:
+            return self._decision(demand, found, fallback, shaped)
+        if shaped is not None:
+            need = replace(need, expected_tokens=shaped)
+        return self._decision(demand, found, fallback, shaped, self._led(demand.trail, need, found))
 
     def place_by_turn(self, demand: Demand, need: Need, fallback: str) -> Decision | Refusal:
         """Choose by turn among those that pass the hard filters."""
@@ -358,7 +397,10 @@ class Gateway:
         if isinstance(found, Refusal):
             return found
         self._turn += 1
-        return self._decision(demand, found, fallback)
+        if demand.trail is None or demand.agent.policy is not None:
+            # By turn is a fallback of the agent's: its own worker is full.
+            return self._decision(demand, found, fallback)
+        return self._decision(demand, found, fallback, led=self._led(demand.trail, need, found))
 
     def take(
         self, demand: Demand, rows: tuple[int, ...], model: str, fallback: str | None, shaped: int | None
@@ -376,6 +418,7 @@ class Gateway:
         if not all(mask is None or mask[0] for mask in masks):
             return None
         self.table.acquire(row, need.prompt_tokens, need.answer_tokens)
+        self.served_by(demand, row)
         # Its bounds are its own.
         fallback = None if leader.fallback == "shape" else leader.fallback
         return replace(
@@ -383,9 +426,16 @@ class Gateway:
             fallback=fallback,
             max_tokens=demand.agent.max_new_tokens,
             shaped=None,
+            affinity=None,
+            cached_tokens=0,
             prompt_tokens=need.prompt_tokens,
             answer_tokens=need.answer_tokens,
         )
+
+    def served_by(self, demand: Demand, row: int) -> None:
+        """Remember where a request went: at its decision, and again where another worker than that served it."""
+        if demand.trail is not None:
+            self.affinity.placed(demand.trail, self.table.worker_id(row), demand.need.prompt_tokens, self.clock())
 
     def degraded(self, demand: Demand, family: str) -> Demand:
         """The same request for another family, whose model takes the place of every name of the first one."""
@@ -436,13 +486,32 @@ class Gateway:
         routing = self.config.routing
         return self._picker.pick(need, routing.weights, routing.candidates)
 
-    def _decision(self, demand: Demand, found: Pick, fallback: str | None, shaped: int | None = None) -> Decision:
+    def _led(self, trail: Trail, need: Need, found: Pick) -> Led | None:
+        """The pick with affinity; None where the request leans to nobody."""
+        leaning = self.affinity.leaning(trail, need.prompt_tokens, self.clock())
+        if leaning is None:
+            return None
+        routing = self.config.routing
+        return weigh(self.table, need, found, leaning, weights=routing.weights, candidates=routing.candidates)
+
+    def _decision(
+        self,
+        demand: Demand,
+        found: Pick,
+        fallback: str | None,
+        shaped: int | None = None,
+        led: Led | None = None,
+    ) -> Decision:
+        found = found if led is None else led.pick
         table = self.table
         need = demand.need
         answer_tokens = need.answer_tokens if shaped is None else min(need.answer_tokens, shaped)
         table.acquire(found.rows[0], need.prompt_tokens, answer_tokens)
         if fallback is not None:
             self.recorder.fallback_taken(demand.agent.agent, fallback)
+        if led is not None:
+            self.recorder.affinity_settled(demand.agent.agent, led.said)
+        self.served_by(demand, found.rows[0])
         engine_priority = None
         if table.schedules_by_priority(found.rows):
             engine_priority = demand.priority_class.engine_priority
@@ -457,6 +526,8 @@ class Gateway:
             # Memory never leaves more than was asked for, and that is within the agent's own bound.
             max_tokens=demand.agent.max_new_tokens if shaped is None else shaped,
             shaped=shaped,
+            affinity=None if led is None else led.said,
+            cached_tokens=0 if led is None else led.cached_tokens,
             prompt_tokens=need.prompt_tokens,
             answer_tokens=answer_tokens,
         )

@@ -50,6 +50,7 @@ class Recorder:
         self._max_series = max_series
         self._requests: dict[tuple[str, str, str], int] = {}
         self._fallbacks: dict[tuple[str, str], int] = {}
+        self._affinity: dict[tuple[str, str], int] = {}
         # Who has series of its own; None: everybody.
         self._agents: frozenset[str] | None = None
         # One more than the buckets: the last is +Inf.
@@ -88,6 +89,11 @@ class Recorder:
             key = (OTHER, strategy)
         fallbacks[key] = fallbacks.get(key, 0) + 1
 
+    def affinity_settled(self, agent: str, outcome: str) -> None:
+        """A request of `agent` went to the worker of its session or prefix, or elsewhere: one of a few words."""
+        key = (agent if self._known(agent) else OTHER, outcome)
+        self._affinity[key] = self._affinity.get(key, 0) + 1
+
     def forget_worker(self, worker: str) -> None:
         """Drop the series of a worker that left the fleet, so that departed names do not pile up."""
         for key in [key for key in self._requests if key[1] == worker]:
@@ -106,6 +112,9 @@ class Recorder:
         for name in [name for name in self._fallbacks if name[0] not in self._agents]:
             count = self._fallbacks.pop(name)
             self._fallbacks[OTHER, name[1]] = self._fallbacks.get((OTHER, name[1]), 0) + count
+        for name in [name for name in self._affinity if name[0] not in self._agents]:
+            count = self._affinity.pop(name)
+            self._affinity[OTHER, name[1]] = self._affinity.get((OTHER, name[1]), 0) + count
 
     def _known(self, agent: str) -> bool:
         return self._agents is None or agent in self._agents
@@ -120,6 +129,10 @@ class Recorder:
     def fallbacks(self) -> dict[tuple[str, str], int]:
         """Fallbacks by agent and strategy; safe from any thread."""
         return self._fallbacks.copy()
+
+    def affinities(self) -> dict[tuple[str, str], int]:
+        """What became of affinity, by agent and outcome; safe from any thread."""
+        return self._affinity.copy()
 
     def decisions(self) -> tuple[list[int], float]:
         """Decisions in each bucket, the last being +Inf, and the seconds they took together; safe from any thread."""
@@ -139,6 +152,8 @@ class Gauges:
         transport: the transport's counters.
         isolation: who is isolated, and how often that was decided here.
         estimates: what was learnt of the length of prompts, by model family.
+        remembered: sessions, and blocks of prompts, whose workers are remembered.
+        unshared: sessions that other gateways were never told of, as there were too many, or no Redis.
     """
 
     inflight: Mapping[str, int]
@@ -149,6 +164,8 @@ class Gauges:
     transport: TransportStats
     isolation: IsolationFigures = field(default_factory=IsolationFigures)
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    remembered: tuple[int, int] = (0, 0)
+    unshared: int = 0
 
 
 class ExtProcCollector(Collector):
@@ -171,6 +188,7 @@ class ExtProcCollector(Collector):
         yield from _streams(gauges.transport)
         yield from isolation_metrics(gauges.isolation)
         yield from _estimates(gauges.estimates)
+        yield from _remembered(gauges)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read gauges whose owners do not run yet."""
@@ -188,6 +206,13 @@ class ExtProcCollector(Collector):
         for names, count in self._recorder.fallbacks().items():
             fallbacks.add_metric(names, count)
         yield fallbacks
+
+        affinity = CounterMetricFamily(
+            "recursant_affinity", "Requests that led back to a worker: kept, or why not.", labels=("agent", "outcome")
+        )
+        for settled, count in self._recorder.affinities().items():
+            affinity.add_metric(settled, count)
+        yield affinity
 
         counts, seconds = self._recorder.decisions()
         buckets = []
@@ -242,6 +267,15 @@ def _estimates(estimates: Mapping[str, Estimate]) -> Iterator[Metric]:
     yield ratio
     yield error
     yield windows
+
+
+def _remembered(gauges: Gauges) -> Iterator[Metric]:
+    sessions, blocks = gauges.remembered
+    yield GaugeMetricFamily("recursant_sessions", "Sessions whose worker is remembered.", value=sessions)
+    yield GaugeMetricFamily("recursant_prefix_blocks", "Blocks of prompts whose workers are remembered.", value=blocks)
+    yield CounterMetricFamily(
+        "recursant_sessions_unshared", "Sessions that other gateways were not told of.", value=gauges.unshared
+    )
 
 
 def _streams(stats: TransportStats) -> Iterator[Metric]:

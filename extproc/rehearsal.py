@@ -114,6 +114,9 @@ class _Silent:
     def fallback_taken(self, agent: str, strategy: str) -> None:
         """Nothing."""
 
+    def affinity_settled(self, agent: str, outcome: str) -> None:
+        """Nothing."""
+
 
 class _Waiter:
     """Keeps what it is told later: at the end of a batch window."""
@@ -130,6 +133,8 @@ def _twin(gateway: Gateway) -> Gateway:
     twin = copy.copy(gateway)
     twin.table = cast("FleetTable", _Uncounted(gateway.table))
     twin.recorder = _Silent()
+    # Remembers nothing.
+    twin.affinity = gateway.affinity.read_only()
     return twin
 
 
@@ -213,6 +218,7 @@ def _outcome(twin: Gateway, demand: Demand, outcome: Outcome | Ticket, now: floa
                 "workers": [twin.table.worker_id(row) for row in outcome.rows],
                 "model": outcome.model or None,
                 "fallback": outcome.fallback,
+                "affinity": outcome.affinity,
                 "max_tokens": outcome.max_tokens,
             }
         case Ticket():

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,6 +20,7 @@ from extproc.inspection import Inspector, Parameters, inspection_app
 from extproc.metrics import ExtProcCollector, Gauges, Recorder
 from extproc.policy_client import PolicyClient, node_id, target_of
 from extproc.session import sessions
+from extproc.session_sharing import SessionSharing
 from extproc.shared_desk import SharedDesk
 from extproc.sharing import Neighbours, Share
 from extproc.transports.base import MESSAGE_MARGIN_BYTES, Transport
@@ -33,6 +35,7 @@ from recursant.fleet.directory import FleetDirectory
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord
 from recursant.problems import ApiProblem
+from recursant.store.sessions import SessionStore
 
 # How long running streams may go on after we are told to stop. Ending one after its answers costs the client
 # nothing: Envoy lets the response run on without us. So this only waits for requests that are still undecided.
@@ -100,6 +103,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
             neighbours.no_room(record.worker_id, error)
             return
         state = record.state
+        gateway.affinity.observe(record.worker_id, state.incarnation, time.monotonic())
         if state.HasField("finished_requests"):
             gateway.calibration.reported(
                 record.worker_id,
@@ -114,8 +118,10 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
         table.remove(worker_id)
         recorder.forget_worker(worker_id)
         gateway.calibration.forget(worker_id)
+        gateway.affinity.forget(worker_id)
 
     directory.subscribe(known, gone)
+    sharing = _session_sharing(config, gateway)
 
     def policies_changed(policies: tuple[AgentPolicy, ...]) -> None:
         gateway.set_policies(policies)
@@ -143,6 +149,8 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
             transport=server.stats,
             isolation=directory.ward.figures(),
             estimates=gateway.calibration.estimates(),
+            remembered=(len(gateway.affinity.sessions), len(gateway.affinity.prefixes)),
+            unshared=0 if sharing is None else sharing.unshared,
         )
 
     inspector = Inspector(gateway, desk, decisions)
@@ -150,11 +158,13 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
     async with (
         contextlib.nullcontext() if neighbours is None else neighbours.reaping(desk.capacity_changed),
         contextlib.nullcontext() if line is None else line.running(),
-        _following(directory, client) as following,
+        _following(directory, client, sharing) as following,
         _metrics((config.extproc.metrics_host, metrics_port), recorder, gauges, inspector),
     ):
         try:
             await _fleet_known(directory)
+            if sharing is not None:
+                await sharing.load()
             for bound in await server.listen(listen):
                 _log.info("listening on %s (%s transport)", bound, transport)
             await _until(stop, following)
@@ -182,14 +192,30 @@ def _policy_client(
     return client
 
 
+def _session_sharing(config: Config, gateway: Gateway) -> SessionSharing | None:
+    """What keeps sessions in step with other gateways, where there is a Redis."""
+    if config.redis.url is None:
+        return None
+    store = SessionStore(
+        config.redis.url,
+        sender=f"{os.getpid()}-{random.getrandbits(64):016x}",
+        ttl_s=lambda: gateway.config.routing.affinity.session_ttl_s,
+    )
+    return SessionSharing(gateway.affinity, store, config.routing.affinity.sessions)
+
+
 @contextlib.asynccontextmanager
-async def _following(directory: FleetDirectory, client: PolicyClient) -> AsyncIterator[asyncio.Task[None]]:
+async def _following(
+    directory: FleetDirectory, client: PolicyClient, sharing: SessionSharing | None
+) -> AsyncIterator[asyncio.Task[None]]:
     """Follow the fleet and the policies in the background."""
 
     async def follow() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(directory.run())
             tasks.create_task(client.run())
+            if sharing is not None:
+                tasks.create_task(sharing.run())
 
     task = asyncio.create_task(follow())
     try:

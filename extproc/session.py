@@ -19,7 +19,9 @@ from extproc.gateway import Arrival, Decision, Demand, Gateway
 from extproc.stream import SessionFactory, StreamError
 from extproc.witness import Witness
 from recursant import names
+from recursant.fleet.prompts import Prompt
 from recursant.problems import ApiProblem, unavailable
+from recursant.routing.affinity import KEPT, MOVED, RETRY
 
 _READYZ: Final = b"/readyz"
 # Seconds that a client should wait where an upstream's 429 or 503 does not say.
@@ -64,6 +66,7 @@ class RequestSession:
         "_note",
         "_outcome",
         "_phase",
+        "_prompt",
         "_request_id",
         "_row",
         "_state",
@@ -89,6 +92,8 @@ class RequestSession:
         # The row of the worker that the request counts at.
         self._row: int | None = None
         self._worker = ""
+        # Under way until the answer begins.
+        self._prompt: Prompt | None = None
         self._outcome = "cancelled"
         self._log = log
         # In the log, if this decision is.
@@ -164,7 +169,7 @@ class RequestSession:
         if self._state is not _State.AWAITING_BODY or self._arrival is None:
             return messages.go_on(request)
         began = self._gateway.clock()
-        facts = read_json_body(request.request_body.body)
+        facts = read_json_body(request.request_body.body, self._gateway.prefix_seed(self._arrival))
         if isinstance(facts, ApiProblem):
             return self._refuse(facts)
         return self._decide(self._arrival, facts, "request_body", began)
@@ -194,6 +199,9 @@ class RequestSession:
         self._decision = outcome
         self._row = outcome.rows[0]
         self._worker = self._gateway.table.worker_id(self._row)
+        self._prompt = self._gateway.prompts.sent(
+            self._row, outcome.prompt_tokens, outcome.cached_tokens, self._gateway.clock()
+        )
         self._witness = Witness(self._gateway, outcome.rows, self._demand.deadline_s)
         agent = self._arrival.agent
         fixed = (
@@ -233,6 +241,7 @@ class RequestSession:
         if self._state is not _State.SENT or arrival is None or decision is None or witness is None:
             return messages.go_on(request)
         self._state = _State.ANSWERED
+        self._prompt_read()
         self._move_to(messages.upstream_address(request))
         headers = messages.headers_of(request.response_headers)
         status = headers.get(":status", b"")
@@ -245,6 +254,8 @@ class RequestSession:
             added.append((names.SERVED_BY, self._worker))
         if decision.fallback is not None:
             added.append((names.FALLBACK, decision.fallback))
+        if decision.affinity is not None:
+            added.append((names.AFFINITY, self._affinity(decision.affinity)))
         clamped = agent.clamped
         if decision.max_tokens is not None and messages.clamped_by_lua(request, added_too=decision.shaped is not None):
             clamped = (*clamped, names.CLAMPED_MAX_TOKENS)
@@ -258,6 +269,13 @@ class RequestSession:
         if witness.answered(self._row, _number(status), headers, has_body=has_body):
             answer += messages.ASK_FOR_RESPONSE_BODY
         return answer
+
+    def _affinity(self, outcome: str) -> str:
+        """What became of affinity in the end: the worker that was chosen for it may have failed."""
+        if outcome != KEPT or self._decision is None or self._row == self._decision.rows[0] or self._arrival is None:
+            return outcome
+        self._gateway.recorder.affinity_settled(self._arrival.agent.agent, MOVED + RETRY)
+        return MOVED + RETRY
 
     def _tell_of_retry(self, failed: tuple[str, bytes] | None, witness: Witness) -> None:
         """A 500 that never came here, as Envoy tried again elsewhere, speaks about its worker all the same."""
@@ -281,6 +299,8 @@ class RequestSession:
             table.acquire(row, decision.prompt_tokens, decision.answer_tokens)
             self._row = row
             self._worker = table.worker_id(row)
+            if self._demand is not None:
+                self._gateway.served_by(self._demand, row)
         else:
             self._worker = ""
 
@@ -294,7 +314,13 @@ class RequestSession:
         expected = decision.need_of(demand).expected_tokens
         gateway.calibration.finished(self._worker, family, arrival.content_length or 0, expected)
 
+    def _prompt_read(self) -> None:
+        if self._prompt is not None:
+            self._gateway.prompts.read(self._prompt)
+            self._prompt = None
+
     def _release(self) -> None:
+        self._prompt_read()
         if self._row is not None and self._decision is not None:
             self._gateway.table.release(self._row, self._decision.prompt_tokens, self._decision.answer_tokens)
             self._row = None

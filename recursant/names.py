@@ -60,6 +60,7 @@ WORKER_PRIORITY: Final = "x-recursant-priority"
 SERVED_BY: Final = "x-recursant-worker"
 SERVED_AGENT: Final = "x-recursant-agent"
 FALLBACK: Final = "x-recursant-fallback"
+AFFINITY: Final = "x-recursant-affinity"
 CLAMPED: Final = "x-recursant-clamped"
 RETRY_AFTER: Final = "retry-after"
 

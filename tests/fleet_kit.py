@@ -41,6 +41,7 @@ class Recorded:
         self.finished: list[tuple[str, str, str]] = []
         self.decisions: list[float] = []
         self.fallbacks: list[tuple[str, str]] = []
+        self.affinities: list[tuple[str, str]] = []
 
     def request_finished(self, agent: str, worker: str, outcome: str) -> None:
         self.finished.append((agent, worker, outcome))
@@ -50,3 +51,6 @@ class Recorded:
 
     def fallback_taken(self, agent: str, strategy: str) -> None:
         self.fallbacks.append((agent, strategy))
+
+    def affinity_settled(self, agent: str, outcome: str) -> None:
+        self.affinities.append((agent, outcome))

@@ -62,6 +62,8 @@ class AgentPolicy(BaseModel):
     on_memory_pressure: Literal["reject", "hold", "shape"] = "reject"
     failure_mode: Literal["open", "closed"] = "open"
     inspect_body: Literal["auto", "always", "never"] = "auto"
+    # What leads its requests to the worker that served earlier ones: nothing, X-Session-ID, or the prompt as well.
+    affinity: Literal["none", "session", "prefix"] = "session"
 
     # Ids of exclusive workers that this agent may use.
     workers: Annotated[tuple[str, ...], Field(strict=False)] = ()

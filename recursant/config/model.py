@@ -82,12 +82,25 @@ class ScoreWeights(Section):
     profile: Literal["classic", "adaptive"] = "classic"
     token_rate: Annotated[float, Field(ge=0, le=1_000_000)] = 0.6
     queue: Annotated[float, Field(ge=0, le=1_000_000)] = 0.4
+    # Of what a worker is believed to have cached of a request; 0: affinity is off (docs/affinity.md).
+    affinity: Annotated[float, Field(ge=0, le=1_000_000)] = 1.0
 
     @model_validator(mode="after")
     def _some_weight(self) -> "ScoreWeights":
         if self.token_rate + self.queue <= 0:
             raise ValueError("at least one weight must be above 0")
         return self
+
+
+class AffinityBounds(Section):
+    """How much is remembered of where sessions and prefixes were sent (SPEC C8, D1), in each extproc process."""
+
+    sessions: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    # After its last request.
+    session_ttl_s: Annotated[int, Field(ge=1, le=86_400)] = 1_800
+    # Blocks of prompts, of agents whose policy says `affinity: prefix`.
+    prefix_blocks: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    prefix_ttl_s: Annotated[int, Field(ge=1, le=86_400)] = 600
 
 
 class Routing(Section):
@@ -98,6 +111,7 @@ class Routing(Section):
     # Arrival to first response byte, for requests whose agent sets none.
     timeout_ms: PositiveMilliseconds = 15_000
     weights: ScoreWeights = ScoreWeights()
+    affinity: AffinityBounds = AffinityBounds()
     # Length of the ordered list that Envoy walks; each step after the first is a retry.
     candidates: Annotated[int, Field(ge=1, le=8)] = 3
 

@@ -73,8 +73,12 @@ class Fact:
     # last beat, and what we sent there since.
     PROMPT_TOKENS_SENT: Final = 17
     KV_HELD_TOKENS: Final = 18
+    # Of PROMPT_TOKENS_SENT, what the worker is believed to have cached.
+    CACHED_TOKENS_SENT: Final = 19
+    # Work of the prompts that this process sent there and that are not answered yet (recursant.fleet.prompts).
+    UNREAD_WORK: Final = 20
 
-    COUNT: Final = 19
+    COUNT: Final = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +328,13 @@ class FleetTable:
             self._write_room(row)
         self.changes.row(row)
 
+    def unread(self, row: int, work: int, cached_tokens: int = 0) -> None:
+        """Prompts of so much work more are to be read by the worker in `row`; of what was sent, so much is cached."""
+        self._facts[Fact.UNREAD_WORK, row] += work
+        if cached_tokens:
+            self._facts[Fact.CACHED_TOKENS_SENT, row] += cached_tokens
+        self.changes.row(row)
+
     def room_taken(self, row: int, prompt_tokens: int, answer_tokens: int) -> float:
         """How much of the room of `row` a request takes that is in flight there, and was sent since the last beat."""
         return self._room(row, prompt_tokens, answer_tokens) - self._room(row)
@@ -355,6 +366,7 @@ class FleetTable:
             self._records.extend([None] * len(self._records))
             self._caches.extend([None] * len(self._caches))
         self._facts[:, row] = _UNKNOWN
+        self._facts[Fact.UNREAD_WORK, row] = 0.0
         self._row_of[worker_id] = row
         return row
 
@@ -383,6 +395,7 @@ class FleetTable:
             self._caches[row] = None
         column[Fact.KV_HELD_TOKENS] = _UNKNOWN if cache is None else cache.used
         column[Fact.PROMPT_TOKENS_SENT] = 0.0
+        column[Fact.CACHED_TOKENS_SENT] = 0.0
         self._write_room(row)
         self._write_places(row)
 

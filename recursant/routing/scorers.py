@@ -53,11 +53,11 @@ def queue_term(facts: Facts, load: Facts) -> Facts:
     return term
 
 
-def expected_work(facts: Facts, load: Facts, prompt_tokens: int) -> Facts:
+def expected_work(facts: Facts, load: Facts, prompt_tokens: int | Facts) -> Facts:
     """What is between this request and its first token at each candidate, in prompt tokens of the fastest one.
 
-    Prompts that wait there or were sent since the last beat, and its own; a little for every request there, as each
-    has its part of every step; and a little for what the cache holds, which every step reads.
+    Prompts that wait there, are being read, or were sent since the last beat, and its own; a little for every request
+    there, as each has its part of every step; and a little for what the cache holds, which every step reads.
     """
     return _over_fastest(prompt_tokens + _work(facts, load, np.fmax), peaks(facts))
 
@@ -118,7 +118,9 @@ def _queue(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
 
 
 def _work(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
-    ahead = facts[Fact.WAITING_TOKENS] + facts[Fact.PROMPT_TOKENS_SENT]
+    sent = facts[Fact.PROMPT_TOKENS_SENT] - facts[Fact.CACHED_TOKENS_SENT]
+    # What we know ourselves to be unread, where that is more: reports do not tell of a prompt that is being read.
+    ahead = larger(facts[Fact.WAITING_TOKENS] + sent, facts[Fact.UNREAD_WORK])
     held = larger(0.0, facts[Fact.KV_HELD_TOKENS])
     return LEAST_WORK + ahead + WORK_OF_A_REQUEST * load + WORK_OF_A_HELD_TOKEN * held
 

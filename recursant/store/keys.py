@@ -14,3 +14,8 @@ ISOLATION_OF: Final = "recursant:isolation:"
 AGENTS: Final = "recursant:agents"
 # Channel: the id of every agent whose entry in AGENTS was written.
 AGENT_EVENTS: Final = "recursant:agents:events"
+# Hash: session -> where it was sent last, of those whose last request came in one stretch of time, which the end of the
+# key numbers. It expires when the youngest of them may be forgotten.
+SESSIONS_OF: Final = "recursant:session:"
+# Channel: batches of what is written there, with who says it.
+SESSION_EVENTS: Final = "recursant:session:events"

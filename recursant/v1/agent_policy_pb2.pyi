@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentPolicy(_message.Message):
-    __slots__ = ("agent_id", "model_family", "model", "allow_other_models", "priority", "priority_class", "allow_real_time", "min_vram_mb", "min_bandwidth_mb_s", "latency_sla_ms", "timeout_ms", "max_new_tokens", "context_length", "fallback_strategy", "retry_max", "retry_delay_ms", "batch_window_ms", "on_memory_pressure", "failure_mode", "inspect_body", "workers", "version", "set_by", "set_at_ms", "deleted")
+    __slots__ = ("agent_id", "model_family", "model", "allow_other_models", "priority", "priority_class", "allow_real_time", "min_vram_mb", "min_bandwidth_mb_s", "latency_sla_ms", "timeout_ms", "max_new_tokens", "context_length", "fallback_strategy", "retry_max", "retry_delay_ms", "batch_window_ms", "on_memory_pressure", "failure_mode", "inspect_body", "affinity", "workers", "version", "set_by", "set_at_ms", "deleted")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FAMILY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class AgentPolicy(_message.Message):
     ON_MEMORY_PRESSURE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_MODE_FIELD_NUMBER: _ClassVar[int]
     INSPECT_BODY_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SET_BY_FIELD_NUMBER: _ClassVar[int]
@@ -53,9 +54,10 @@ class AgentPolicy(_message.Message):
     on_memory_pressure: str
     failure_mode: str
     inspect_body: str
+    affinity: str
     workers: _containers.RepeatedScalarFieldContainer[str]
     version: str
     set_by: str
     set_at_ms: int
     deleted: bool
-    def __init__(self, agent_id: _Optional[str] = ..., model_family: _Optional[str] = ..., model: _Optional[str] = ..., allow_other_models: bool = ..., priority: _Optional[int] = ..., priority_class: _Optional[str] = ..., allow_real_time: bool = ..., min_vram_mb: _Optional[int] = ..., min_bandwidth_mb_s: _Optional[int] = ..., latency_sla_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., context_length: _Optional[int] = ..., fallback_strategy: _Optional[str] = ..., retry_max: _Optional[int] = ..., retry_delay_ms: _Optional[int] = ..., batch_window_ms: _Optional[int] = ..., on_memory_pressure: _Optional[str] = ..., failure_mode: _Optional[str] = ..., inspect_body: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., set_by: _Optional[str] = ..., set_at_ms: _Optional[int] = ..., deleted: bool = ...) -> None: ...
+    def __init__(self, agent_id: _Optional[str] = ..., model_family: _Optional[str] = ..., model: _Optional[str] = ..., allow_other_models: bool = ..., priority: _Optional[int] = ..., priority_class: _Optional[str] = ..., allow_real_time: bool = ..., min_vram_mb: _Optional[int] = ..., min_bandwidth_mb_s: _Optional[int] = ..., latency_sla_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., context_length: _Optional[int] = ..., fallback_strategy: _Optional[str] = ..., retry_max: _Optional[int] = ..., retry_delay_ms: _Optional[int] = ..., batch_window_ms: _Optional[int] = ..., on_memory_pressure: _Optional[str] = ..., failure_mode: _Optional[str] = ..., inspect_body: _Optional[str] = ..., affinity: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., set_by: _Optional[str] = ..., set_at_ms: _Optional[int] = ..., deleted: bool = ...) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n recursant/v1/gateway_rules.proto\x12\x0crecursant.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xcc\t\n\x0cGatewayRules\x12\x33\n\x07routing\x18\x01 \x01(\x0b\x32\".recursant.v1.GatewayRules.Routing\x12\x31\n\x06limits\x18\x02 \x01(\x0b\x32!.recursant.v1.GatewayRules.Limits\x12\x37\n\tadmission\x18\x03 \x01(\x0b\x32$.recursant.v1.GatewayRules.Admission\x1a\xc2\x01\n\x07Routing\x12\x1d\n\x10\x64\x65\x66\x61ult_fallback\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntimeout_ms\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x33\n\x07weights\x18\x03 \x01(\x0b\x32\".recursant.v1.GatewayRules.Weights\x12\x17\n\ncandidates\x18\x04 \x01(\rH\x02\x88\x01\x01\x42\x13\n\x11_default_fallbackB\r\n\x0b_timeout_msB\r\n\x0b_candidates\x1aq\n\x07Weights\x12\x17\n\ntoken_rate\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05queue\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07profile\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\r\n\x0b_token_rateB\x08\n\x06_queueB\n\n\x08_profile\x1a\xd2\x01\n\x06Limits\x12\x1d\n\x10\x61gent_meta_bytes\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10session_id_bytes\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10request_id_bytes\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1a\n\rheld_requests\x18\x04 \x01(\rH\x03\x88\x01\x01\x42\x13\n\x11_agent_meta_bytesB\x13\n\x11_session_id_bytesB\x13\n\x11_request_id_bytesB\x10\n\x0e_held_requests\x1a\xd1\x01\n\tAdmission\x12\x1a\n\rkv_water_mark\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tageing_ms\x18\x02 \x01(\rH\x01\x88\x01\x01\x12:\n\x0bslot_shares\x18\x03 \x01(\x0b\x32%.recursant.v1.GatewayRules.SlotShares\x12\x34\n\x05rules\x18\x04 \x01(\x0b\x32%.recursant.v1.GatewayRules.ClassRulesB\x10\n\x0e_kv_water_markB\x0c\n\n_ageing_ms\x1a\x86\x01\n\nSlotShares\x12\x15\n\x08\x63ritical\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06normal\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x03low\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0b\n\t_criticalB\x07\n\x05_highB\t\n\x07_normalB\x06\n\x04_low\x1a\xb0\x01\n\nClassRules\x12\x1f\n\x12short_input_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12 \n\x13short_output_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x30\n\x0creport_words\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.ListValueB\x15\n\x13_short_input_tokensB\x16\n\x14_short_output_tokensb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n recursant/v1/gateway_rules.proto\x12\x0crecursant.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xe1\x0b\n\x0cGatewayRules\x12\x33\n\x07routing\x18\x01 \x01(\x0b\x32\".recursant.v1.GatewayRules.Routing\x12\x31\n\x06limits\x18\x02 \x01(\x0b\x32!.recursant.v1.GatewayRules.Limits\x12\x37\n\tadmission\x18\x03 \x01(\x0b\x32$.recursant.v1.GatewayRules.Admission\x1a\xf9\x01\n\x07Routing\x12\x1d\n\x10\x64\x65\x66\x61ult_fallback\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntimeout_ms\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x33\n\x07weights\x18\x03 \x01(\x0b\x32\".recursant.v1.GatewayRules.Weights\x12\x17\n\ncandidates\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x35\n\x08\x61\x66\x66inity\x18\x05 \x01(\x0b\x32#.recursant.v1.GatewayRules.AffinityB\x13\n\x11_default_fallbackB\r\n\x0b_timeout_msB\r\n\x0b_candidates\x1a\xb6\x01\n\x08\x41\x66\x66inity\x12\x15\n\x08sessions\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rsession_ttl_s\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rprefix_blocks\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x19\n\x0cprefix_ttl_s\x18\x04 \x01(\rH\x03\x88\x01\x01\x42\x0b\n\t_sessionsB\x10\n\x0e_session_ttl_sB\x10\n\x0e_prefix_blocksB\x0f\n\r_prefix_ttl_s\x1a\x95\x01\n\x07Weights\x12\x17\n\ntoken_rate\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05queue\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07profile\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x15\n\x08\x61\x66\x66inity\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\r\n\x0b_token_rateB\x08\n\x06_queueB\n\n\x08_profileB\x0b\n\t_affinity\x1a\xd2\x01\n\x06Limits\x12\x1d\n\x10\x61gent_meta_bytes\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10session_id_bytes\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10request_id_bytes\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1a\n\rheld_requests\x18\x04 \x01(\rH\x03\x88\x01\x01\x42\x13\n\x11_agent_meta_bytesB\x13\n\x11_session_id_bytesB\x13\n\x11_request_id_bytesB\x10\n\x0e_held_requests\x1a\xd1\x01\n\tAdmission\x12\x1a\n\rkv_water_mark\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tageing_ms\x18\x02 \x01(\rH\x01\x88\x01\x01\x12:\n\x0bslot_shares\x18\x03 \x01(\x0b\x32%.recursant.v1.GatewayRules.SlotShares\x12\x34\n\x05rules\x18\x04 \x01(\x0b\x32%.recursant.v1.GatewayRules.ClassRulesB\x10\n\x0e_kv_water_markB\x0c\n\n_ageing_ms\x1a\x86\x01\n\nSlotShares\x12\x15\n\x08\x63ritical\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06normal\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x03low\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0b\n\t_criticalB\x07\n\x05_highB\t\n\x07_normalB\x06\n\x04_low\x1a\xb0\x01\n\nClassRules\x12\x1f\n\x12short_input_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12 \n\x13short_output_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x30\n\x0creport_words\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.ListValueB\x15\n\x13_short_input_tokensB\x16\n\x14_short_output_tokensb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'recursant.v1.gateway_rules_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GATEWAYRULES']._serialized_start=81
-  _globals['_GATEWAYRULES']._serialized_end=1309
+  _globals['_GATEWAYRULES']._serialized_end=1586
   _globals['_GATEWAYRULES_ROUTING']._serialized_start=259
-  _globals['_GATEWAYRULES_ROUTING']._serialized_end=453
-  _globals['_GATEWAYRULES_WEIGHTS']._serialized_start=455
-  _globals['_GATEWAYRULES_WEIGHTS']._serialized_end=568
-  _globals['_GATEWAYRULES_LIMITS']._serialized_start=571
-  _globals['_GATEWAYRULES_LIMITS']._serialized_end=781
-  _globals['_GATEWAYRULES_ADMISSION']._serialized_start=784
-  _globals['_GATEWAYRULES_ADMISSION']._serialized_end=993
-  _globals['_GATEWAYRULES_SLOTSHARES']._serialized_start=996
-  _globals['_GATEWAYRULES_SLOTSHARES']._serialized_end=1130
-  _globals['_GATEWAYRULES_CLASSRULES']._serialized_start=1133
-  _globals['_GATEWAYRULES_CLASSRULES']._serialized_end=1309
+  _globals['_GATEWAYRULES_ROUTING']._serialized_end=508
+  _globals['_GATEWAYRULES_AFFINITY']._serialized_start=511
+  _globals['_GATEWAYRULES_AFFINITY']._serialized_end=693
+  _globals['_GATEWAYRULES_WEIGHTS']._serialized_start=696
+  _globals['_GATEWAYRULES_WEIGHTS']._serialized_end=845
+  _globals['_GATEWAYRULES_LIMITS']._serialized_start=848
+  _globals['_GATEWAYRULES_LIMITS']._serialized_end=1058
+  _globals['_GATEWAYRULES_ADMISSION']._serialized_start=1061
+  _globals['_GATEWAYRULES_ADMISSION']._serialized_end=1270
+  _globals['_GATEWAYRULES_SLOTSHARES']._serialized_start=1273
+  _globals['_GATEWAYRULES_SLOTSHARES']._serialized_end=1407
+  _globals['_GATEWAYRULES_CLASSRULES']._serialized_start=1410
+  _globals['_GATEWAYRULES_CLASSRULES']._serialized_end=1586
 # @@protoc_insertion_point(module_scope)

@@ -9,25 +9,40 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class GatewayRules(_message.Message):
     __slots__ = ("routing", "limits", "admission")
     class Routing(_message.Message):
-        __slots__ = ("default_fallback", "timeout_ms", "weights", "candidates")
+        __slots__ = ("default_fallback", "timeout_ms", "weights", "candidates", "affinity")
         DEFAULT_FALLBACK_FIELD_NUMBER: _ClassVar[int]
         TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
         WEIGHTS_FIELD_NUMBER: _ClassVar[int]
         CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+        AFFINITY_FIELD_NUMBER: _ClassVar[int]
         default_fallback: str
         timeout_ms: int
         weights: GatewayRules.Weights
         candidates: int
-        def __init__(self, default_fallback: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., weights: _Optional[_Union[GatewayRules.Weights, _Mapping]] = ..., candidates: _Optional[int] = ...) -> None: ...
+        affinity: GatewayRules.Affinity
+        def __init__(self, default_fallback: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., weights: _Optional[_Union[GatewayRules.Weights, _Mapping]] = ..., candidates: _Optional[int] = ..., affinity: _Optional[_Union[GatewayRules.Affinity, _Mapping]] = ...) -> None: ...
+    class Affinity(_message.Message):
+        __slots__ = ("sessions", "session_ttl_s", "prefix_blocks", "prefix_ttl_s")
+        SESSIONS_FIELD_NUMBER: _ClassVar[int]
+        SESSION_TTL_S_FIELD_NUMBER: _ClassVar[int]
+        PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        PREFIX_TTL_S_FIELD_NUMBER: _ClassVar[int]
+        sessions: int
+        session_ttl_s: int
+        prefix_blocks: int
+        prefix_ttl_s: int
+        def __init__(self, sessions: _Optional[int] = ..., session_ttl_s: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., prefix_ttl_s: _Optional[int] = ...) -> None: ...
     class Weights(_message.Message):
-        __slots__ = ("token_rate", "queue", "profile")
+        __slots__ = ("token_rate", "queue", "profile", "affinity")
         TOKEN_RATE_FIELD_NUMBER: _ClassVar[int]
         QUEUE_FIELD_NUMBER: _ClassVar[int]
         PROFILE_FIELD_NUMBER: _ClassVar[int]
+        AFFINITY_FIELD_NUMBER: _ClassVar[int]
         token_rate: float
         queue: float
         profile: str
-        def __init__(self, token_rate: _Optional[float] = ..., queue: _Optional[float] = ..., profile: _Optional[str] = ...) -> None: ...
+        affinity: float
+        def __init__(self, token_rate: _Optional[float] = ..., queue: _Optional[float] = ..., profile: _Optional[str] = ..., affinity: _Optional[float] = ...) -> None: ...
     class Limits(_message.Message):
         __slots__ = ("agent_meta_bytes", "session_id_bytes", "request_id_bytes", "held_requests")
         AGENT_META_BYTES_FIELD_NUMBER: _ClassVar[int]

@@ -37,6 +37,7 @@ FULL = {
     "on_memory_pressure": "shape",
     "failure_mode": "closed",
     "inspect_body": "never",
+    "affinity": "prefix",
     "workers": ["gpu-1", "gpu-2"],
 }
 

@@ -1,9 +1,10 @@
 """What a policy of routing sees and does in the simulation: the same few things for every one of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from recursant.routing.affinity_tables import Place
 from recursant.sim.fleet.events import Events
 from recursant.sim.fleet.request import Ending, Request
 from recursant.sim.fleet.spec import Environment, WorkerSpec
@@ -44,6 +45,35 @@ class Router(Protocol):
         """Requests that it holds or counts in flight."""
 
 
+class Exchange:
+    """What gateways tell each other of sessions, as through Redis: in batches, late, and only to the others.
+
+    Args:
+        events: the agenda.
+        environment: how news travels.
+    """
+
+    def __init__(self, events: Events, environment: Environment) -> None:
+        self._events = events
+        self._delay_s = environment.delay_s + environment.delay_spread_s
+        self._members: list[tuple[object, Callable[[bytes, Place], None]]] = []
+
+    def join(self, member: object, hear: Callable[[bytes, Place], None]) -> None:
+        """Take part; `hear` is told what the others say."""
+        self._members.append((member, hear))
+
+    def tell(self, member: object, places: Mapping[bytes, Place]) -> None:
+        """Tell the others where sessions were sent."""
+        if len(self._members) > 1:
+            self._events.on_the_side(self._events.now + self._delay_s, self._deliver, member, places)
+
+    def _deliver(self, member: object, places: Mapping[bytes, Place]) -> None:
+        for other, hear in self._members:
+            if other is not member:
+                for session, place in places.items():
+                    hear(session, place)
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a router is made with.
@@ -55,6 +85,7 @@ class Surroundings:
         workers: the workers themselves; only an oracle looks at them.
         environment: how news travels.
         seed: of its own random numbers.
+        exchange: to the other gateways.
     """
 
     events: Events
@@ -63,6 +94,7 @@ class Surroundings:
     workers: Sequence[SimulatedWorker]
     environment: Environment
     seed: int
+    exchange: Exchange
 
 
 class Policy(Protocol):

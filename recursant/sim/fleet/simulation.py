@@ -7,7 +7,7 @@ from typing import Final
 
 from recursant.sim.fleet.events import Events
 from recursant.sim.fleet.request import Ending, Request
-from recursant.sim.fleet.router import Policy, Router, Surroundings
+from recursant.sim.fleet.router import Exchange, Policy, Router, Surroundings
 from recursant.sim.fleet.spec import Environment, WorkerSpec
 from recursant.sim.fleet.worker import Rejection, SimulatedWorker
 from recursant.sim.workloads.arrival import Arrival
@@ -58,6 +58,7 @@ class Simulation:
             )
             for index, spec in enumerate(specs)
         ]
+        exchange = Exchange(self._events, environment)
         self._routers: list[Router] = [
             policy.router(
                 Surroundings(
@@ -67,6 +68,7 @@ class Simulation:
                     self._workers,
                     environment,
                     environment.seed * 7_919 + number,
+                    exchange,
                 )
             )
             for number in range(environment.replicas)

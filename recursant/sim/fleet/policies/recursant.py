@@ -13,21 +13,26 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from extproc.desk import Desk, Ticket
-from extproc.gateway import Decision, Demand, Gateway
+from extproc.gateway import Arrival, Decision, Demand, Gateway
 from extproc.holding import REPORTS_TOGETHER_S
 from extproc.witness import Witness
 from recursant import names
 from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
 from recursant.fleet.directory import TICK_S
+from recursant.fleet.prompts import Prompt
 from recursant.fleet.registry import Gone, Registry, Update
 from recursant.fleet.table import FleetTable
 from recursant.fleet.ward import Ward
 from recursant.problems import ApiProblem
+from recursant.routing.affinity import Trail
+from recursant.routing.affinity_tables import Place
 from recursant.sim import errors
 from recursant.sim.fleet.request import Ending, Request
 from recursant.sim.fleet.router import Router, Surroundings
-from recursant.sim.fleet.worker import Rejection
+from recursant.sim.fleet.worker import PREFIX_BLOCK_TOKENS, Rejection
+from recursant.sim.workloads.arrival import Arrival as Load
+from recursant.store.sessions import SHARE_S
 from recursant.v1.worker_state_pb2 import WorkerState
 
 _STREAM: Final = {"content-type": b"text/event-stream"}
@@ -52,6 +57,7 @@ class _Under:
     # What it counts with there.
     tokens: tuple[int, int] = (0, 0)
     witness: Witness | None = None
+    prompt: Prompt | None = None
 
     def resume(self, outcome: Decision | ApiProblem) -> None:
         """See extproc.desk.Waiter."""
@@ -69,6 +75,9 @@ class _Silent:
         """See extproc.gateway.Recorder."""
 
     def fallback_taken(self, agent: str, strategy: str) -> None:
+        """See extproc.gateway.Recorder."""
+
+    def affinity_settled(self, agent: str, outcome: str) -> None:
         """See extproc.gateway.Recorder."""
 
 
@@ -104,6 +113,12 @@ class RecursantRouter:
         self._desk = Desk(self._gateway, queue, self._wake)
         self._index_of = {worker.worker_id: worker.index for worker in surroundings.workers}
         self._worker_ids = [worker.worker_id for worker in surroundings.workers]
+        self._gateway.affinity.on_placed = self._placed
+        # What goes to the other gateways with the next batch.
+        self._unshared: dict[bytes, Place] = {}
+        self._exchange = surroundings.exchange
+        self._exchange.join(self, self._gateway.affinity.heard)
+        self._events.every(SHARE_S, SHARE_S, self._share)
         self._endpoint_of = [worker.address for worker in surroundings.workers]
         self._under: dict[int, _Under] = {}
         self._awake_at: float | None = None
@@ -126,7 +141,7 @@ class RecursantRouter:
         if arrival.latency_sla_ms is not None:
             headers[names.AGENT_LATENCY_SLA_MS] = b"%d" % arrival.latency_sla_ms
         read = self._gateway.arrival(headers, has_body=True)
-        demand = read if isinstance(read, ApiProblem) else self._gateway.demand(read, None)
+        demand = read if isinstance(read, ApiProblem) else self._demand(read, arrival)
         if isinstance(demand, ApiProblem):
             self._outlet.refuse(request, Ending.SHED)
             return
@@ -136,6 +151,14 @@ class RecursantRouter:
             under.ticket = outcome
         else:
             self.settle(under, outcome)
+
+    def _demand(self, read: Arrival, arrival: Load) -> Demand | ApiProblem:
+        """With the prompt's blocks where its agent wants them: the workload tells them in place of the text."""
+        demand = self._gateway.demand(read, None)
+        if isinstance(demand, Demand) and arrival.prefix_blocks and self._gateway.prefix_seed(read) is not None:
+            session = None if demand.trail is None else demand.trail.session
+            demand.trail = Trail(session, arrival.prefix_blocks, PREFIX_BLOCK_TOKENS)
+        return demand
 
     def settle(self, under: _Under, outcome: Decision | ApiProblem) -> None:
         """The desk has decided."""
@@ -148,6 +171,9 @@ class RecursantRouter:
         request.engine_priority = outcome.engine_priority or 0
         under.row = outcome.rows[0]
         under.tokens = (outcome.prompt_tokens, outcome.answer_tokens)
+        under.prompt = self._gateway.prompts.sent(
+            under.row, outcome.prompt_tokens, outcome.cached_tokens, self._events.now
+        )
         under.witness = Witness(self._gateway, outcome.rows, under.demand.deadline_s)
         candidates = [self._index_of[self._table.worker_id(row)] for row in outcome.rows]
         self._outlet.send(request, candidates)
@@ -162,6 +188,7 @@ class RecursantRouter:
     def answered(self, request: Request, failure: str | None) -> None:
         """See Router."""
         under = self._under[request.number]
+        self._prompt_read(under)
         self._move(under)
         if under.witness is None:
             return
@@ -205,8 +232,15 @@ class RecursantRouter:
         if row is not None:
             self._table.acquire(row, *under.tokens)
             under.row = row
+            self._gateway.served_by(under.demand, row)
+
+    def _prompt_read(self, under: _Under) -> None:
+        if under.prompt is not None:
+            self._gateway.prompts.read(under.prompt)
+            under.prompt = None
 
     def _release(self, under: _Under) -> None:
+        self._prompt_read(under)
         if under.row is not None:
             self._table.release(under.row, *under.tokens)
             under.row = None
@@ -216,6 +250,7 @@ class RecursantRouter:
 
     def report(self, worker: int, state: WorkerState) -> None:
         """See Router."""
+        self._gateway.affinity.observe(state.id, state.incarnation, self._events.now)
         self._gateway.calibration.reported(
             state.id,
             state.incarnation,
@@ -230,6 +265,7 @@ class RecursantRouter:
             if isinstance(update, Gone):
                 self._ward.forget(update.worker_id)
                 self._table.remove(update.worker_id)
+                self._gateway.affinity.forget(update.worker_id)
                 continue
             self._ward.observe(update)
             self._table.upsert(self._ward.marked(update))
@@ -247,6 +283,14 @@ class RecursantRouter:
         self._registry.heard(self._events.now)
         self._tell(self._registry.tick(self._events.now))
         self._ward.refresh()
+
+    def _placed(self, session: bytes, place: Place) -> None:
+        self._unshared[session] = place
+
+    def _share(self) -> None:
+        if self._unshared:
+            self._exchange.tell(self, self._unshared)
+            self._unshared = {}
 
     def _wake(self) -> None:
         self._run_at(self._events.now)

@@ -1,0 +1,71 @@
+"""Prompts that workers have still to read: sent, and the answer has not begun.
+
+A worker's report tells of the requests that wait, and no longer of one whose prompt it reads piece by piece: it looks
+idle though 100,000 tokens are ahead of whoever comes next. The gateway knows better. It sent the prompt, and it sees
+the answer begin.
+"""
+
+import heapq
+from typing import Final
+
+from recursant.fleet.table import FleetTable
+
+# Attention compares each token with all before it: of a prompt of so many tokens that takes as long as all the rest.
+# About 4 x layers x width / (2 x parameters) a pair, half of all pairs: 1/60,000 for an 8B model, 1/100,000 for 70B.
+ATTENTION_DOUBLES_AT: Final = 65_536
+# An answer that is not streamed begins as it ends. So a prompt counts no longer than a slow device needs for it: this
+# many tokens a second, and at least so long. Seconds.
+SLOWEST_PREFILL_TOKENS_S: Final = 5_000
+LEAST_S: Final = 0.5
+
+
+def prefill_work(tokens: int, cached: int = 0) -> int:
+    """What reading a prompt takes, in tokens of short ones, where its first `cached` tokens are cached."""
+    return tokens - cached + (tokens * tokens - cached * cached) // ATTENTION_DOUBLES_AT
+
+
+class Prompt:
+    """One prompt under way."""
+
+    __slots__ = ("row", "unread", "work")
+
+    def __init__(self, row: int, work: int) -> None:
+        self.row = row
+        self.work = work
+        self.unread = True
+
+
+class Prompts:
+    """Counts them in the fleet's table, each exactly until it is answered or its time is over.
+
+    Args:
+        table: with the rows that they are sent to.
+    """
+
+    def __init__(self, table: FleetTable) -> None:
+        self._table = table
+        # When each counts no more. Those that are answered before stay in until then.
+        self._ends: list[tuple[float, int, Prompt]] = []
+        self._number = 0
+
+    def sent(self, row: int, tokens: int, cached: int, now: float) -> Prompt:
+        """A prompt goes to the worker in `row`, which is believed to have its first `cached` tokens."""
+        self.expire(now)
+        prompt = Prompt(row, prefill_work(tokens, cached))
+        self._table.unread(row, prompt.work, cached)
+        self._number += 1
+        until = now + max(LEAST_S, prompt.work / SLOWEST_PREFILL_TOKENS_S)
+        heapq.heappush(self._ends, (until, self._number, prompt))
+        return prompt
+
+    def read(self, prompt: Prompt) -> None:
+        """Its answer has begun, or never will. Harmless when it does not count any more."""
+        if prompt.unread:
+            prompt.unread = False
+            self._table.unread(prompt.row, -prompt.work)
+
+    def expire(self, now: float) -> None:
+        """Stop counting those whose time is over."""
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            self.read(heapq.heappop(ends)[2])

@@ -1,0 +1,260 @@
+"""Affinity: where a request would find its session or its prefix in a cache, and when it must not go there (C8, D1).
+
+Two steps, both pure. `Affinity` remembers and says what a request leans to. `weigh` takes the pick that was made
+without affinity and puts the worker that the request leans to in front, unless that one may not serve it or another
+would be so much sooner. Every yield has a name, which the response, the metrics and the log of decisions show.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from recursant.config.model import AffinityBounds, ScoreWeights
+from recursant.fleet.prompts import prefill_work
+from recursant.fleet.table import CandidateSet, Facts, FleetTable
+from recursant.fleet.worker import WorkerStatus
+from recursant.routing.affinity_tables import Place, PrefixIndex, SessionTable
+from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER
+from recursant.routing.need import Need
+from recursant.routing.picker import Pick
+from recursant.routing.scorers import expected_work, load_of, load_of_one, score
+
+# Workers that one request may lean to.
+MOST_LEANINGS: Final = 8
+
+# How much sooner another worker must be for a session to leave its own: in prompt tokens of work by the profile
+# `adaptive`, in score by `classic`. Times the weight. Found with the fleet simulation (docs/affinity.md).
+PATIENCE_TOKENS: Final = 1_024.0
+PATIENCE_SCORE: Final = 0.1
+# What a prompt that is cached as a whole is worth in a score of `classic`.
+SHARE_SCORE: Final = 0.3
+
+KEPT: Final = "kept"
+MOVED: Final = "moved:"
+# Why a request went elsewhere, besides the states of workers ("draining", "isolated", "missing", ...) and the names of
+# filters ("slots", "memory", "wait", ...): the worker has left the fleet; it does not serve what is asked for, or not
+# this agent; another worker is so much less busy; it broke, and Envoy went on to the next one.
+GONE: Final = "gone"
+UNFIT: Final = "unfit"
+BUSY: Final = "busy"
+RETRY: Final = "retry"
+
+
+@dataclass(slots=True)
+class Trail:
+    """What of a request leads back to earlier ones.
+
+    Attributes:
+        session: names its session, among those of its agent; None where it has none.
+        blocks: chained hashes of its prompt's blocks; empty where nobody looked.
+        block_tokens: of one block.
+    """
+
+    session: bytes | None = None
+    blocks: Sequence[int] = ()
+    block_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Leaning:
+    """Where a request would rather go.
+
+    Attributes:
+        cached: worker ids with the prompt tokens that each is believed to hold, the first one the home.
+        sticky: the home is the session's, to be left for a reason only.
+    """
+
+    cached: tuple[tuple[str, int], ...]
+    sticky: bool
+
+
+class Affinity:
+    """Remembers where requests went.
+
+    Args:
+        bounds: how much, and how long.
+    """
+
+    def __init__(self, bounds: AffinityBounds) -> None:
+        self.sessions = SessionTable(bounds.sessions, bounds.session_ttl_s)
+        self.prefixes = PrefixIndex(bounds.prefix_blocks, bounds.prefix_ttl_s)
+        # Told of every session that was placed here; others are told through it.
+        self.on_placed: Callable[[bytes, Place], None] | None = None
+        # Of each worker: its incarnation, and when that was first seen. What was sent before is gone.
+        self._lives: dict[str, tuple[str, float]] = {}
+
+    def set_bounds(self, bounds: AffinityBounds) -> None:
+        """Other bounds, from now on."""
+        self.sessions.set_bounds(bounds.sessions, bounds.session_ttl_s)
+        self.prefixes.set_bounds(bounds.prefix_blocks, bounds.prefix_ttl_s)
+
+    def read_only(self) -> "Affinity":
+        """One that knows the same and learns nothing."""
+        return _ReadOnly(self)
+
+    def observe(self, worker_id: str, incarnation: str, now: float) -> None:
+        """A worker has reported: one that was started anew holds nothing any more."""
+        life = self._lives.get(worker_id)
+        if life is None:
+            # Not a restart, as far as we know: perhaps it was we who were started.
+            self._lives[worker_id] = (incarnation, float("-inf"))
+        elif life[0] != incarnation:
+            self._lives[worker_id] = (incarnation, now)
+
+    def forget(self, worker_id: str) -> None:
+        """A worker has left the fleet. Its sessions find that out one by one."""
+        self._lives.pop(worker_id, None)
+
+    def leaning(self, trail: Trail, prompt_tokens: int, now: float) -> Leaning | None:
+        """Where a request of this trail would rather go; None: anywhere."""
+        place = None if trail.session is None else self.sessions.get(trail.session, now)
+        cached: dict[str, int] = {}
+        if place is not None:
+            held = place.tokens if self._lives_since(place.worker_id, place.at_s) else 0
+            cached[place.worker_id] = min(held, prompt_tokens)
+        if trail.blocks:
+            for worker_id, (count, at_s) in self.prefixes.matches(trail.blocks, now).items():
+                if len(cached) == MOST_LEANINGS:
+                    break
+                if self._lives_since(worker_id, at_s):
+                    # Blocks are whole ones only; the session knows of the rest.
+                    cached[worker_id] = max(min(count * trail.block_tokens, prompt_tokens), cached.get(worker_id, 0))
+        if not cached:
+            return None
+        return Leaning(tuple(cached.items()), sticky=place is not None)
+
+    def heard(self, session: bytes, place: Place) -> None:
+        """Another gateway has placed a request of this session. The newest word counts."""
+        known = self.sessions.get(session, place.at_s)
+        if known is None or known.at_s < place.at_s:
+            self.sessions.put(session, place)
+
+    def placed(self, trail: Trail, worker_id: str, tokens: int, now: float) -> None:
+        """A request of this trail was sent to a worker, of so many tokens with its answer."""
+        if trail.session is not None:
+            place = Place(worker_id, tokens, now)
+            self.sessions.put(trail.session, place)
+            if self.on_placed is not None:
+                self.on_placed(trail.session, place)
+        if trail.blocks:
+            self.prefixes.put(trail.blocks, worker_id, now)
+
+    def _lives_since(self, worker_id: str, at_s: float) -> bool:
+        life = self._lives.get(worker_id)
+        return life is None or life[1] < at_s
+
+
+@dataclass(slots=True)
+class Led:
+    """A pick with affinity.
+
+    Attributes:
+        pick: the workers.
+        said: KEPT, or MOVED with the reason.
+        cached_tokens: of the prompt, what the first worker is believed to have cached.
+    """
+
+    pick: Pick
+    said: str
+    cached_tokens: int = 0
+
+
+class _ReadOnly(Affinity):
+    def __init__(self, known: Affinity) -> None:
+        self.__dict__.update(known.__dict__)
+
+    def placed(self, trail: Trail, worker_id: str, tokens: int, now: float) -> None:
+        """Remember nothing."""
+
+
+def weigh(
+    table: FleetTable, need: Need, found: Pick, leaning: Leaning, *, weights: ScoreWeights, candidates: int
+) -> Led:
+    """Put the worker first that a request leans to, or say why not.
+
+    Args:
+        table: the fleet.
+        need: of the request.
+        found: the pick without affinity, for the same need.
+        leaning: where it would rather go.
+        weights: of the score.
+        candidates: the most workers of a pick.
+
+    Returns:
+        A pick that holds nobody whom a hard filter removes, and what became of the leaning.
+    """
+    usable = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+    held: dict[int, int] = {}
+    places: list[int] = []
+    home = table.row_of_worker(leaning.cached[0][0])
+    for worker_id, tokens in leaning.cached:
+        row = table.row_of_worker(worker_id)
+        place = -1 if row is None else _place_of(usable, row)
+        if row is not None and place >= 0:
+            held[row] = tokens
+            places.append(place)
+    why = "" if home in held else _absence(table, home)
+    rows = [*held, *(row for row in found.rows if row not in held)]
+    facts = table.facts(np.array(rows))
+    columns = facts[:, : len(held)].T.tolist()
+    filters = [each for each in HARD_FILTERS if each.asks(need)]
+    if SOFT_FILTER.asks(need) and not found.over_sla:
+        filters.append(SOFT_FILTER)
+    removed: list[int] = []
+    for number, (row, place, column) in enumerate(zip(held, places, columns, strict=False)):
+        length, load = float(usable.max_model_len[place]), load_of_one(column)
+        by = next((each.name for each in filters if each.removes_one(column, length, load, need)), None)
+        if by is not None:
+            removed.append(number)
+            why = by if row == home else why
+    if len(removed) == len(held):
+        return Led(found, MOVED + why)
+    cost = _cost(facts, need, [held.get(row, 0) for row in rows], weights)
+    cost[removed] = np.inf
+    if leaning.sticky and not why:
+        # The home is the first of them.
+        cost[0] -= weights.affinity * (PATIENCE_TOKENS if weights.profile == "adaptive" else PATIENCE_SCORE)
+    first = rows[int(cost.argmin())]
+    stays = first == home if leaning.sticky else first in held
+    said = KEPT if stays else MOVED + (why or BUSY)
+    chosen = found if first == found.rows[0] else _in_front(usable, found, first, candidates)
+    return Led(chosen, said, held.get(first, 0))
+
+
+def _cost(facts: Facts, need: Need, cached: Sequence[int], weights: ScoreWeights) -> Facts:
+    """How far each worker is from the best one, by the profile in force, less what it saves."""
+    load = load_of(facts)
+    if weights.profile == "adaptive":
+        saved = weights.affinity * np.array([prefill_work(tokens) for tokens in cached], dtype=np.float64)
+        return expected_work(facts, load, need.prompt_tokens - saved)
+    share: Facts = np.array(cached, dtype=np.float64) / max(need.prompt_tokens, 1)
+    cost: Facts = -score(facts, load, weights) - weights.affinity * SHARE_SCORE * share
+    return cost
+
+
+def _place_of(usable: CandidateSet, row: int) -> int:
+    """The place of a row among the candidates; -1 where it is none of them."""
+    here = usable.rows == row
+    place = int(here.argmax())
+    return place if here[place] else -1
+
+
+def _absence(table: FleetTable, row: int | None) -> str:
+    """Why a worker is no candidate at all."""
+    record = None if row is None else table.record(row)
+    if record is None:
+        return GONE
+    return UNFIT if record.status is WorkerStatus.READY else record.status.value
+
+
+def _in_front(usable: CandidateSet, found: Pick, first: int, candidates: int) -> Pick:
+    """The pick with this row in front, and behind it whoever serves the same model."""
+    others = [row for row in found.rows if row != first]
+    model = found.model
+    if usable.mixed:
+        models = {row: usable.models[place] for place, row in enumerate(usable.rows.tolist())}
+        model = models[first]
+        others = [row for row in others if models[row] == model]
+    return replace(found, rows=(first, *others)[:candidates], model=model)
