@@ -48,6 +48,9 @@ format: $(STAMP) ## Format the code
 protos: $(STAMP) ## Generate the protobuf modules from proto/
 	$(BIN)/python scripts/generate-protos
 
+compiled: $(STAMP) ## The packages in build/compiled, with what runs for every request compiled (docs/performance.md)
+	$(BIN)/python scripts/compile-hot-path build/compiled
+
 bench: $(STAMP) ## Measure decision, transport and gateway (ARGS=--quick for a short run)
 	$(BIN)/python -m bench $(ARGS)
 

@@ -24,7 +24,7 @@ from typing import Any
 import uvloop
 import yaml
 
-from bench import fleets
+from bench import compiled, fleets
 from bench.http_backend import addresses
 from bench.processes import PYTHON, Child, child, cpu_seconds, helper, until
 from bench.static_envoy import Gate, bootstrap
@@ -35,6 +35,9 @@ from recursant.store.embedded import embedded_redis_command
 OUT = Path(__file__).parent / "out"
 WORKERS = (10, 100, 1_000)
 USUAL_WORKERS = 100
+# `lean` with its hot path compiled.
+COMPILED = "lean-compiled"
+OURS = ("lean", COMPILED, "grpcio")
 IDLE_S = 5.0
 
 # The agent whose requests are decided on their headers, as agents are by default, and the same with its body read.
@@ -191,6 +194,8 @@ class Rig:
             arguments = (str(self.backend_port), str(max(self._sizes)))
             self.backend = await enter(helper("bench.http_backend", logs / "backend", *arguments))
             self.load = await enter(helper("bench.http_load", logs / "load"))
+            if COMPILED in self._transports:
+                await compiled.build(folder / COMPILED)
             gates = []
             for size in self._sizes:
                 redis_port = free_port()
@@ -218,8 +223,11 @@ class Rig:
     async def _extproc(self, transport: str, size: int, redis_url: str, path: Path) -> AsyncIterator[Child]:
         config = self.folder / f"{transport}-{size}.yaml"
         config.write_text(yaml.safe_dump(configuration(redis_url, path)))
-        command = (PYTHON, "-m", "recursant.cli", "serve", "extproc", "--config", str(config), "--transport", transport)
-        async with child(command, self.folder / "logs" / f"{transport}-{size}") as running:
+        # A module that is run by its name comes from the working directory first.
+        options = {"cwd": self.folder / COMPILED} if transport == COMPILED else {}
+        wanted = "lean" if transport == COMPILED else transport
+        command = (PYTHON, "-m", "recursant.cli", "serve", "extproc", "--config", str(config), "--transport", wanted)
+        async with child(command, self.folder / "logs" / f"{transport}-{size}", **options) as running:
             await until(path.exists, "extproc listens", running)
             yield running
 
@@ -288,7 +296,9 @@ def cases_of(mode: Mode) -> list[Case]:
     found = []
     for connections in mode.connections:
         for workers in mode.workers:
-            servers = ["lean", "grpcio", "envoy-only"]
+            servers = ["lean", COMPILED, "grpcio", "envoy-only"]
+            if compiled.compiler() is None:
+                servers.remove(COMPILED)
             if workers == USUAL_WORKERS:
                 servers += ["noop-grpcio-aio", "direct"]
             found += [Case(mode.name, workers, connections, server) for server in servers]
@@ -298,7 +308,8 @@ def cases_of(mode: Mode) -> list[Case]:
 async def measure(rounds: int, share: float) -> tuple[list[Row], list[Beats]]:
     """Run everything; `share` scales the requests of each sample."""
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(Path(folder), WORKERS, ("lean", "grpcio"), yardsticks=True)
+        transports = ("lean", "grpcio") if compiled.compiler() is None else ("lean", COMPILED, "grpcio")
+        rig = Rig(Path(folder), WORKERS, transports, yardsticks=True)
         async with rig.running():
             beats = await idle(rig)
             return await _rounds(rig, beats, rounds, share), beats
@@ -306,7 +317,7 @@ async def measure(rounds: int, share: float) -> tuple[list[Row], list[Beats]]:
 
 async def idle(rig: Rig) -> list[Beats]:
     """The cost of heartbeats alone."""
-    ours = {key: process for key, process in rig.servers.items() if key[0] in ("lean", "grpcio")}
+    ours = {key: process for key, process in rig.servers.items() if key[0] in OURS}
     await asyncio.sleep(2.0)
     before = {key: cpu_seconds(process.pid) for key, process in ours.items()}
     await asyncio.sleep(IDLE_S)
@@ -399,7 +410,7 @@ def show(rows: list[Row], beats: list[Beats]) -> None:
     ):
         table.add_column(column, justify="left" if column in left else "right")
     for row in rows:
-        ours = row.server in ("lean", "grpcio", "noop-grpcio-aio")
+        ours = row.server in (*OURS, "noop-grpcio-aio")
         ratio = f"{row.cpu_us_per_request / noop[row.mode, row.connections]:.2f}" if ours else ""
         added = ["" if each is None else f"{each:+.2f}" for each in (row.added_p50_ms, row.added_p99_ms)]
         table.add_row(
@@ -416,6 +427,8 @@ def show(rows: list[Row], beats: list[Beats]) -> None:
         table.add_row(each.server, str(each.workers), *figures)
     console.print(table)
     console.print(go_reference(shutil.which("go")))
+    if compiled.compiler() is None:
+        console.print(f"{COMPILED}: skipped: no C compiler")
 
 
 def run(*, quick: bool) -> None:
