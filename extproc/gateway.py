@@ -403,10 +403,10 @@ class Gateway:
         return self._decision(demand, found, fallback, led=self._led(demand.trail, need, found))
 
     def take(
-        self, demand: Demand, rows: tuple[int, ...], model: str, fallback: str | None, shaped: int | None
+        self, demand: Demand, found: Pick, fallback: str | None, shaped: int | None, led: Led | None = None
     ) -> Decision:
-        """Take a place that another process of this host found: the first row; see `Decision`."""
-        return self._decision(demand, Pick(rows, model), fallback, shaped)
+        """Take a place that another process of this host found: the first row of the pick; see `Decision`."""
+        return self._decision(demand, found, fallback, shaped, led)
 
     def join(self, demand: Demand, leader: Decision) -> Decision | None:
         """Send a request where another one of its batch went; None where it has no room there."""

@@ -16,8 +16,9 @@ from recursant.admission.queue import HoldQueue
 from recursant.admission.verdict import Hold
 from recursant.fleet.worker import WorkerStatus
 from recursant.problems import ApiProblem
+from recursant.routing.affinity import Led
 from recursant.routing.need import Need
-from recursant.routing.picker import Refusal
+from recursant.routing.picker import Pick, Refusal
 
 _EVERY_REFUSAL: Final = tuple(Refusal)
 
@@ -149,6 +150,10 @@ class SharedDesk(Desk):
         self._last_number += 1
         number = self._last_number
         policy = demand.agent.policy
+        leaning = None
+        if demand.trail is not None:
+            # Only this process knows where its sessions are.
+            leaning = self._gateway.affinity.leaning(demand.trail, demand.need.prompt_tokens, now)
         enter = Enter(
             number=number,
             agent=demand.agent.agent,
@@ -161,6 +166,8 @@ class SharedDesk(Desk):
             fallback=fallback,
             held_fallback=ticket.fallback,
             waits_for=waits_for,
+            cached=() if leaning is None else leaning.cached,
+            sticky=leaning is not None and leaning.sticky,
         )
         self._asked[number] = _Asked(ticket, demand, enter)
         self._number_of[id(ticket)] = number
@@ -210,7 +217,9 @@ class SharedDesk(Desk):
         rows = tuple(row for row in granted.rows if self._usable(row))
         if rows[:1] != granted.rows[:1]:
             return None
-        return self._gateway.take(asked.demand, rows, granted.model, granted.fallback, granted.shaped)
+        found = Pick(rows, granted.model)
+        led = None if granted.affinity is None else Led(found, granted.affinity, granted.cached_tokens)
+        return self._gateway.take(asked.demand, found, granted.fallback, granted.shaped, led)
 
     def _usable(self, row: int) -> bool:
         try:

@@ -25,6 +25,8 @@ _HEADER_BYTES: Final = 64
 _NUMBER_BYTES: Final = 8
 # Bytes of the file that stand for locks: the one for who owns the queue, then one for each process from 1.
 _OWNER_LOCK: Final = 0
+_OWNER_TRIES: Final = 20
+_OWNER_TRY_SECONDS: Final = 0.0005
 # Another process's look at our lock does not take it, so only a predecessor that is just ending can have it.
 _OWN_LOCK_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = 0.01
@@ -125,12 +127,14 @@ class Board:
 
     def settle(self, now: float) -> int:
         """The owner from now on: who is it already, while it lives and does not hang; else this process."""
-        if not self._serves(self._owner[0], now):
-            with record_locks.held(self._fd, _OWNER_LOCK):
+        if not self._serves(self._owner[0], now) and self._take_owner_lock():
+            try:
                 if not self._serves(self._owner[0], now):
                     self.touch(now)
                     self._clear_others()
                     self._owner[0] = self._process
+            finally:
+                record_locks.give_back(self._fd, _OWNER_LOCK)
         return self._owner[0]
 
     def resign(self) -> None:
@@ -151,6 +155,14 @@ class Board:
         self._fd = -1
 
     # --- inside ---
+
+    def _take_owner_lock(self) -> bool:
+        """Take it, or give up soon: whoever has it may hang, and the next tick is another chance."""
+        for _ in range(_OWNER_TRIES):
+            if record_locks.take(self._fd, _OWNER_LOCK):
+                return True
+            time.sleep(_OWNER_TRY_SECONDS)
+        return False
 
     def _serves(self, process: int, now: float) -> bool:
         if process == 0 or process == self._process:

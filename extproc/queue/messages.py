@@ -43,6 +43,8 @@ class Enter:
         fallback: the one that leads here, if it is placed at once.
         held_fallback: the same, if it is placed after it was held.
         waits_for: the refusals after which it is held; after another one it is told.
+        cached: where it would rather go, and tokens of its prompt that are believed to be there; see `Leaning`.
+        sticky: the first of those is its session's.
     """
 
     number: int
@@ -56,6 +58,8 @@ class Enter:
     fallback: str | None
     held_fallback: str | None
     waits_for: tuple[Refusal, ...]
+    cached: tuple[tuple[str, int], ...] = ()
+    sticky: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Granted:
     """A request has a place: at the first of `rows`. See `Decision`.
 
     Attributes:
+        affinity: whether the first of them is where it would rather go.
+        cached_tokens: see `Decision`.
         at_s: when; a place is kept for a moment only.
     """
 
@@ -97,6 +103,8 @@ class Granted:
     model: str
     fallback: str | None
     shaped: int | None
+    affinity: str | None
+    cached_tokens: int
     at_s: float
 
 
@@ -176,3 +184,4 @@ def _read_enter(given: dict[str, Any]) -> None:
     given["priority_class"] = PriorityClass(given["priority_class"])
     given["since_s"], given["until_s"] = float(given["since_s"]), float(given["until_s"])
     given["waits_for"] = tuple(Refusal(each) for each in given["waits_for"])
+    given["cached"] = tuple((str(worker_id), int(tokens)) for worker_id, tokens in given["cached"])

@@ -28,6 +28,8 @@ class Place:
     model: str
     fallback: str | None
     shaped: int | None
+    affinity: str | None
+    cached_tokens: int
     prompt_tokens: int
     answer_tokens: int
 
@@ -241,7 +243,17 @@ class QueueOwner:
 
     def _grant(self, process: int, number: int, place: Place, now: float) -> None:
         self._promised[process, number] = _Promise(place, now + PROMISE_SECONDS)
-        self._send(process, Granted(number, place.rows, place.model, place.fallback, place.shaped, now))
+        granted = Granted(
+            number,
+            place.rows,
+            place.model,
+            place.fallback,
+            place.shaped,
+            place.affinity,
+            place.cached_tokens,
+            now,
+        )
+        self._send(process, granted)
 
     def _settled(self, key: tuple[int, int]) -> bool:
         promise = self._promised.pop(key, None)

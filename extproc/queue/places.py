@@ -10,6 +10,7 @@ from extproc.queue.owner import Place
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest
+from recursant.routing.affinity import Affinity, Leaning, Trail
 from recursant.routing.picker import Refusal
 
 # Stand-ins for policies of other processes: does a shorter answer do?
@@ -31,10 +32,12 @@ class GatewayPlaces:
         # With turns of its own for `round_robin`.
         self._chooser = copy.copy(gateway)
         self._chooser.recorder = cast("Recorder", _Silent())
+        self._told = self._chooser.affinity = _Told(gateway.config.routing.affinity)
 
     def find(self, enter: Enter, count_as: PriorityClass | None, fallback: str | None) -> Place | Refusal:
         """See `Places`."""
         self._chooser.config = self._gateway.config
+        self._told.leans = Leaning(enter.cached, enter.sticky)
         found = self._chooser.place(_demand(enter), count_as=count_as, fallback=fallback)
         if isinstance(found, Refusal):
             return found
@@ -43,6 +46,18 @@ class GatewayPlaces:
     def release(self, place: Place) -> None:
         """See `Places`."""
         self._gateway.table.release(place.rows[0], place.prompt_tokens, place.answer_tokens)
+
+
+class _Told(Affinity):
+    """What a request leans to, as its own process has found out, and nothing else."""
+
+    leans: Leaning | None = None
+
+    def leaning(self, trail: Trail, prompt_tokens: int, now: float) -> Leaning | None:
+        return self.leans
+
+    def placed(self, trail: Trail, worker_id: str, tokens: int, now: float) -> None:
+        """Its process remembers that."""
 
 
 class _Silent:
@@ -57,11 +72,21 @@ def _nothing(*_: object) -> None:
 
 
 def _place(found: Decision) -> Place:
-    return Place(found.rows, found.model, found.fallback, found.shaped, found.prompt_tokens, found.answer_tokens)
+    return Place(
+        found.rows,
+        found.model,
+        found.fallback,
+        found.shaped,
+        found.affinity,
+        found.cached_tokens,
+        found.prompt_tokens,
+        found.answer_tokens,
+    )
 
 
 def _demand(enter: Enter) -> Demand:
     """The request as far as it decides about its place."""
     policy = _POLICIES[enter.shapes] if enter.known else None
     agent = AgentRequest(enter.agent, policy, 0, enter.priority_class)
-    return Demand(agent, enter.need, enter.priority_class, checked=True, deadline_s=enter.until_s)
+    trail = Trail() if enter.cached else None
+    return Demand(agent, enter.need, enter.priority_class, checked=True, deadline_s=enter.until_s, trail=trail)

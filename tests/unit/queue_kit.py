@@ -40,6 +40,11 @@ class Client:
         assert self.outcome is None, "answered twice"
         self.outcome = outcome
 
+    def worker(self, process: "Single") -> str:
+        """Where it was placed."""
+        assert isinstance(self.outcome, Decision), self.outcome
+        return process.table.worker_id(self.outcome.rows[0])
+
     @property
     def placed(self) -> bool:
         return isinstance(self.outcome, Decision)
@@ -68,8 +73,10 @@ class Single:
     def _desk(self, queue: HoldQueue[Ticket]) -> Desk:
         return Desk(self.gateway, queue, lambda: None)
 
-    def come(self, agent: str, length: int = 100) -> Client:
+    def come(self, agent: str, length: int = 100, session: str = "") -> Client:
         headers = {"x-agent-id": agent.encode(), "content-length": str(length).encode()}
+        if session:
+            headers["x-session-id"] = session.encode()
         arrival = self.gateway.arrival(headers, has_body=True)
         assert isinstance(arrival, Arrival)
         demand = self.gateway.demand(arrival, None)

@@ -53,9 +53,9 @@ class Part(Single):
         self.line.attach(desk.answered, desk.waiting)
         return desk
 
-    def come(self, agent: str, length: int = 100) -> Client:
+    def come(self, agent: str, length: int = 100, session: str = "") -> Client:
         self.now = time.monotonic()
-        return super().come(agent, length)
+        return super().come(agent, length, session)
 
     async def start(self) -> None:
         await self._stack.enter_async_context(self.line.running())

@@ -24,6 +24,7 @@ from extproc.queue.messages import (
     encode,
 )
 from recursant.agents.priority import PriorityClass
+from recursant.fleet import record_locks
 from recursant.fleet.counts_file import CountsFileError
 from recursant.routing.need import Need
 from recursant.routing.picker import Refusal
@@ -54,13 +55,23 @@ MESSAGES = st.one_of(
         fallback=TEXTS,
         held_fallback=TEXTS,
         waits_for=st.lists(st.sampled_from(Refusal), max_size=3).map(tuple),
+        cached=st.lists(st.tuples(st.text(max_size=5), st.integers(0, 1 << 30)), max_size=3).map(tuple),
+        sticky=st.booleans(),
     ),
     st.builds(Leave, NUMBERS),
     st.builds(Placed, NUMBERS),
     st.builds(Declined, NUMBERS),
     st.just(Freed()),
     st.builds(
-        Granted, NUMBERS, st.lists(st.integers(0, 999), max_size=4).map(tuple), st.text(), TEXTS, st.none(), TIMES
+        Granted,
+        number=NUMBERS,
+        rows=st.lists(st.integers(0, 999), max_size=4).map(tuple),
+        model=st.text(),
+        fallback=TEXTS,
+        shaped=st.none() | st.integers(1, 1 << 30),
+        affinity=TEXTS,
+        cached_tokens=st.integers(0, 1 << 30),
+        at_s=TIMES,
     ),
     st.builds(Refused, NUMBERS, st.sampled_from(Refusal)),
     st.builds(Full, NUMBERS),
@@ -117,6 +128,15 @@ def test_one_owns_the_queue_until_it_ends_or_hangs(tmp_path: Path) -> None:
     assert two.quiet()
     two.close()
     assert one.settle(2.0) == 1
+
+
+def test_nobody_waits_for_ever_for_who_settles_it(tmp_path: Path) -> None:
+    one, two = board(tmp_path, 1), board(tmp_path, 2)
+    # As of a process that was stopped just there.
+    assert record_locks.take(two._fd, 0)
+    assert (one.settle(0.0), one.owned) == (0, False)
+    record_locks.give_back(two._fd, 0)
+    assert (one.settle(0.1), one.owned) == (1, True)
 
 
 def test_a_board_is_for_one_number_of_processes_and_each_is_there_once(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """Desks of several processes over the same workers and counts, with one queue: the order is that of one desk."""
 
+import dataclasses
 import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleet_kit import record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from queue_kit import Client, Host, Single, one_worker_each
 
 from recursant.config.model import Config
+from recursant.fleet.worker import WorkerStatus
 
 AGENTS = (
     {"agent_id": "critical", "model_family": "qwen", "class": "critical"},
@@ -21,6 +24,7 @@ AGENTS = (
     {"agent_id": "phi", "model_family": "phi", "class": "normal"},
     {"agent_id": "drops", "model_family": "qwen", "class": "normal", "fallback_strategy": "drop"},
     {"agent_id": "degrades", "model_family": "qwen", "class": "normal", "fallback_strategy": "degrade_to_phi"},
+    {"agent_id": "batch", "model_family": "qwen", "class": "critical", "batch_window_ms": 500},
     {"agent_id": "turns", "model_family": "qwen", "class": "low", "fallback_strategy": "round_robin"},
     {
         "agent_id": "retries",
@@ -31,7 +35,8 @@ AGENTS = (
         "retry_delay_ms": 2_000,
     },
 )
-NAMES = [str(agent["agent_id"]) for agent in AGENTS]
+# A batch goes when its window ends, in its process; who comes when is another matter.
+NAMES = [str(agent["agent_id"]) for agent in AGENTS if "batch_window_ms" not in agent]
 CONFIG = Config.model_validate({"agents": AGENTS, "routing": {"timeout_ms": 30_000}, "limits": {"held_requests": 6}})
 PROCESSES = 3
 
@@ -168,6 +173,86 @@ def test_a_deadline_holds_without_the_owner(host: Host) -> None:
     host.at(30.0)
     two.run()
     assert said(held) == ["deadline_exceeded"]
+
+
+def test_a_place_at_a_worker_that_is_not_known_here_goes_back_until_there_is_news(host: Host) -> None:
+    one, two, three = host.processes.values()
+    running = [one.come("critical") for _ in range(8)]
+    stranded = two.come("critical")
+    host.settle()
+    # Two has heard that the worker drains, and the owner has not.
+    known = two.table.record(0)
+    assert known is not None
+    two.table.upsert(dataclasses.replace(known, status=WorkerStatus.DRAINING))
+    one.done(running[0])
+    host.settle()
+    assert said(stranded) == ["waits"]
+    assert three.come("critical").placed
+    two.table.upsert(known)
+    two.desk.capacity_changed(lambda: None)
+    host.settle()
+    one.done(running[1])
+    host.settle()
+    assert said(stranded) == ["placed"]
+
+
+def test_a_batch_stands_in_line_where_somebody_waits(host: Host) -> None:
+    one, two, _ = host.processes.values()
+    running = [one.come("batch") for _ in range(8)]
+    one.now = two.now = 1.0
+    one.run()
+    assert said(*running) == ["placed"] * 8
+    held = one.come("critical")
+    host.settle()
+    batch = [two.come("batch") for _ in range(2)]
+    host.at(2.0)
+    one.done(running[0])
+    two.run()
+    host.settle()
+    assert said(held, *batch) == ["placed", "waits", "waits"]
+    one.done(running[1])
+    one.done(running[2])
+    host.settle()
+    assert said(*batch) == ["placed", "placed"]
+
+
+def test_a_session_finds_its_worker_again_after_it_was_held(tmp_path: Path) -> None:
+    host = Host(tmp_path, PROCESSES, CONFIG, [record(name, max_num_seqs=1) for name in ("w1", "w2")])
+    one, two, _ = host.processes.values()
+    # Only this process knows where the session is.
+    first = two.come("critical", session="s")
+    worker = first.worker(two)
+    [other] = {"w1", "w2"} - {worker}
+    for _ in range(10):
+        two.done(first)
+        first = two.come("critical", session="s")
+        assert first.worker(two) == worker
+        running = one.come("critical")
+        assert running.worker(one) == other
+        held = two.come("critical", session="s")
+        host.settle()
+        assert said(held) == ["waits"]
+        one.done(running)
+        two.done(first)
+        host.settle()
+        assert held.worker(two) == worker
+        first = held
+    two.done(first)
+    assert [process.table.in_flight_total() for process in host.processes.values()] == [0, 0, 0]
+    host.close()
+
+
+def test_a_client_that_leaves_while_its_place_is_on_the_way_leaves_it_to_others(host: Host) -> None:
+    one, two, three = host.processes.values()
+    running = [one.come("critical") for _ in range(8)]
+    hasty, patient = two.come("critical"), three.come("critical")
+    host.settle()
+    one.done(running[0])
+    host.deliver((True, 1))
+    two.leave(hasty)
+    host.settle()
+    assert said(hasty, patient) == ["waits", "placed"]
+    assert one.table.in_flight_total() + two.table.in_flight_total() + three.table.in_flight_total() == 8
 
 
 # --- any order of events ---
