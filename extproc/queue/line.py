@@ -177,7 +177,7 @@ class QueueLine:
         if wire is self._wire:
             self._wire = None
             self._follow()
-        elif self._office is not None:
+        elif self._still_owner() and self._office is not None:
             self._office.lost(wire)
 
     # --- inside ---

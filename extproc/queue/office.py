@@ -109,7 +109,7 @@ class Office:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._early is None and self._owner.busy():
+        if self._early is None and self._owner.busy() and self._board.owned:
             self._owner.serve(self._clock())
             self._post()
 
@@ -138,6 +138,9 @@ class Office:
 
     def _open(self) -> None:
         """All that waited have come."""
+        if not self._board.owned:
+            # We hung just now: whoever came has gone on to another owner.
+            return
         early, self._early = self._early or [], None
         _log.info("%d requests wait on here", self._owner.begin(early, self._clock()))
         self._post()
