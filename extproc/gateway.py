@@ -170,6 +170,7 @@ class Gateway:
         ready: Callable[[], bool] = lambda: True,
         evidence: EvidenceSink = ignore_evidence,
         calibration: Calibration | None = None,
+        counts: bool = True,
     ) -> None:
         self.config = config
         self.table = table
@@ -181,6 +182,8 @@ class Gateway:
         self.prompts = Prompts(table)
         self._picker = RankedPicker(table, rng)
         self._ids = Ids()
+        # False: a pick leaves no trace in the table.
+        self._counts = counts
         self._ready = ready
         self._policies: Sequence[AgentPolicy] = config.agents
         self.set_policies(config.agents)
@@ -197,6 +200,23 @@ class Gateway:
         self.config = rules.onto(self.config)
         self.affinity.set_bounds(rules.routing.affinity)
         self.set_policies(self._policies)
+
+    def twin(self, recorder: Recorder) -> "Gateway":
+        """One that decides as this one does at this moment, and counts and remembers nothing."""
+        twin = Gateway(
+            config=self.config,
+            table=self.table,
+            recorder=recorder,
+            clock=self.clock,
+            rng=random.Random(),
+            ready=self._ready,
+            calibration=self.calibration,
+            counts=False,
+        )
+        twin.set_policies(self._policies)
+        twin.affinity = self.affinity.read_only()
+        twin._turn = self._turn
+        return twin
 
     def ready(self) -> ApiProblem | None:
         """None when requests can be served: the fleet is known and some worker is ready; else what is missing."""
@@ -417,7 +437,8 @@ class Gateway:
         masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY)]
         if not all(mask is None or mask[0] for mask in masks):
             return None
-        self.table.acquire(row, need.prompt_tokens, need.answer_tokens)
+        if self._counts:
+            self.table.acquire(row, need.prompt_tokens, need.answer_tokens)
         self.served_by(demand, row)
         # Its bounds are its own.
         fallback = None if leader.fallback == "shape" else leader.fallback
@@ -506,7 +527,8 @@ class Gateway:
         table = self.table
         need = demand.need
         answer_tokens = need.answer_tokens if shaped is None else min(need.answer_tokens, shaped)
-        table.acquire(found.rows[0], need.prompt_tokens, answer_tokens)
+        if self._counts:
+            table.acquire(found.rows[0], need.prompt_tokens, answer_tokens)
         if fallback is not None:
             self.recorder.fallback_taken(demand.agent.agent, fallback)
         if led is not None:

@@ -4,12 +4,11 @@ The gateway and the desk are the real ones, in a copy that writes to nothing tha
 say anything else than the decision itself would.
 """
 
-import copy
 import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from extproc.body import BodyFacts
 from extproc.desk import Desk, Outcome, Ticket
@@ -57,7 +56,7 @@ def rehearse(gateway: Gateway, question: Question, *, waiting: Mapping[str, int]
         question: the request.
         waiting: how many requests are held now, by class; a dry run stands in front of all of them.
     """
-    twin = _twin(gateway)
+    twin = gateway.twin(_Silent())
     headers = {names.REQUEST_ID: b"dry-run", "content-type": b"application/json"}
     headers |= {name: value.encode() for name, value in question.headers.items()}
     arrival = twin.arrival(headers, has_body=True)
@@ -89,19 +88,6 @@ def rehearse(gateway: Gateway, question: Question, *, waiting: Mapping[str, int]
     return document
 
 
-class _Uncounted:
-    """A fleet table that takes no counts; everything else is the real one's."""
-
-    def __init__(self, table: FleetTable) -> None:
-        self._table = table
-
-    def acquire(self, row: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
-        """Count nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._table, name)
-
-
 class _Silent:
     """A recorder that records nothing."""
 
@@ -126,16 +112,6 @@ class _Waiter:
 
     def resume(self, outcome: Outcome) -> None:
         self.outcome = outcome
-
-
-def _twin(gateway: Gateway) -> Gateway:
-    # A shallow copy keeps agents, clock and configuration as they are at this moment.
-    twin = copy.copy(gateway)
-    twin.table = cast("FleetTable", _Uncounted(gateway.table))
-    twin.recorder = _Silent()
-    # Remembers nothing.
-    twin.affinity = gateway.affinity.read_only()
-    return twin
 
 
 def _admitted(twin: Gateway, demand: Demand, now: float) -> Outcome | Ticket:
