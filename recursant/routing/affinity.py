@@ -26,7 +26,7 @@ MOST_LEANINGS: Final = 8
 
 # How much sooner another worker must be for a session to leave its own: in prompt tokens of work by the profile
 # `adaptive`, in score by `classic`. Times the weight. Found with the fleet simulation (docs/affinity.md).
-PATIENCE_TOKENS: Final = 1_024.0
+PATIENCE_TOKENS: Final = 2_048.0
 PATIENCE_SCORE: Final = 0.1
 # What a prompt that is cached as a whole is worth in a score of `classic`.
 SHARE_SCORE: Final = 0.3
