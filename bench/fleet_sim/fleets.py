@@ -8,7 +8,9 @@ from recursant.agents.priority import PriorityClass
 from recursant.config.model import Config
 from recursant.sim.fleet.request import Request
 from recursant.sim.fleet.spec import OnExhaustion, WorkerSpec
-from recursant.sim.profiles import A100_LLAMA_3_8B, EngineProfile, with_overrides
+from recursant.sim.hardware import A100, LLAMA_3_8B
+from recursant.sim.profiles import A100_LLAMA_3_8B, EngineProfile, profile_named, with_overrides
+from recursant.sim.scaled import SHORT_BANDWIDTH, scaled_profile
 
 QWEN = ("Qwen2.5-7B-Instruct", "qwen")
 PHI = ("Phi-3-mini-4k-instruct", "phi")
@@ -88,6 +90,26 @@ LONG_TRACE_AGENTS = Agents(
     Config(agents=(_agent("trace", "llama", 5_000, 10, "queue_and_retry", retry_max=75, retry_delay_ms=200),))
 )
 
+# The same for devices whose bandwidth others may take: it wants some of it left.
+BANDWIDTH_AGENTS = Agents(
+    Config(
+        agents=(
+            _agent(
+                "trace",
+                "llama",
+                1_000,
+                10,
+                "queue_and_retry",
+                retry_max=75,
+                retry_delay_ms=200,
+                min_bandwidth_mb_s=150_000,
+            ),
+        )
+    )
+)
+# vLLM's own bound on the tokens of a step, for an A100.
+A100_STEP_TOKENS = A100_LLAMA_3_8B.max_num_batched_tokens
+
 
 def share_of(profile: EngineProfile, share: float) -> EngineProfile:
     """A part of a device: so much of its speed, its bandwidth and its memory."""
@@ -109,6 +131,35 @@ def spec_fleet() -> list[WorkerSpec]:
         for node in range(4)
         for _ in range(2)
     ]
+
+
+def own_profiles_fleet() -> list[WorkerSpec]:
+    """6 nodes of 2 A100s, each model with its own times: 2 workers of Qwen2-7B, 2 of Phi-3-mini, and 4 of
+    DeepSeek-Coder-33B on two devices each."""
+    kinds = (
+        ("a100-qwen2-7b", QWEN, 2),
+        ("a100-phi-3-mini", PHI, 2),
+        ("a100-deepseek-coder-33b-tp2", DEEPSEEK, 4),
+    )
+    return [
+        WorkerSpec(with_overrides(profile_named(name), max_num_batched_tokens=A100_STEP_TOKENS), models=(model,))
+        for name, model, count in kinds
+        for _ in range(count)
+    ]
+
+
+def short_of_bandwidth_fleet() -> list[WorkerSpec]:
+    """Eight A100s. Others take 95 % of the memory bandwidth of two of them, where a prefill that takes 85 ms takes 320
+    (SPEC); what these two report of their speed is from before."""
+    left = scaled_profile(A100, LLAMA_3_8B, bandwidth_left=SHORT_BANDWIDTH)
+    profile = with_overrides(
+        left,
+        max_num_batched_tokens=A100_STEP_TOKENS,
+        max_model_len=A100_LLAMA_3_8B.max_model_len,
+        kv_blocks=A100_LLAMA_3_8B.kv_blocks,
+    )
+    slow = {"profile": profile, "bandwidth_taken": 1 - SHORT_BANDWIDTH, "claims": A100_LLAMA_3_8B}
+    return [replace(spec, **slow) if number < 2 else spec for number, spec in enumerate(llama_fleet())]
 
 
 def llama_fleet(count: int = 8, *, profile: EngineProfile = A100_LLAMA_3_8B) -> list[WorkerSpec]:

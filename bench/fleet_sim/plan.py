@@ -1,12 +1,24 @@
 """Which runs make up the benchmark."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from bench.fleet_sim.policies import ADAPTIVE, CLASSIC, COMPARED, ENDPOINT_PICKER, NO_RETRIES, ORACLE, ROUND_ROBIN
+from bench.fleet_sim.policies import (
+    ADAPTIVE,
+    CLASSIC,
+    COMPARED,
+    ENDPOINT_PICKER,
+    ERRORS_TOO,
+    NO_RETRIES,
+    ORACLE,
+    ROUND_ROBIN,
+)
 from bench.fleet_sim.policies import ablated as ablated_names
 from bench.fleet_sim.runs import Task
 from bench.fleet_sim.scenarios import SCENARIOS
 from recursant.sim.fleet.spec import Fault, FaultKind
+from recursant.sim.workloads.fault_plans import ERROR_SHARE, errors_everywhere
 
 # At this share of its load the mixed scenario shows the reference's "before": a P99 of about 2.1 s under round robin.
 REFERENCE_LOAD: Final = 0.96
@@ -16,8 +28,13 @@ MEMORY_LOAD: Final = 1.1
 COMPARISON: Final = "comparison"
 REFERENCE: Final = "reference"
 MEMORY: Final = "memory"
-ERRORS: Final = "errors"
-SERVER_ERRORS: Final = "server errors"
+# 5 % of the attempts at every worker fail; by what, in which group.
+ERRORS: Final = {
+    "5 % of the attempts reset or 503": (FaultKind.RESETS,),
+    "5 % of the attempts answered 500": (FaultKind.SERVER_ERRORS,),
+    "5 % of the attempts answered 500, a CUDA error": (FaultKind.CUDA_ERRORS,),
+    "5 % of the attempts failing, half reset or 503, half 500": (FaultKind.RESETS, FaultKind.SERVER_ERRORS),
+}
 KILL: Final = "kill"
 ABLATION: Final = "ablation"
 RISING: Final = "rising load"
@@ -37,57 +54,53 @@ KILLED_AT_S: Final = 60.0
 _KILLED: Final = (Fault(FaultKind.KILL, worker=0, at_s=KILLED_AT_S, seconds=47.0),)
 
 
-def tasks(seed: int, *, quick: bool) -> list[Task]:
-    """All runs, those of the reference table first."""
+def tasks(seeds: Sequence[int], *, quick: bool) -> list[Task]:
+    """All runs, those of the reference table first, and each for every seed."""
+    return [replace(task, seed=seed) for task in _tasks(quick=quick) for seed in seeds]
+
+
+def _tasks(*, quick: bool) -> list[Task]:
     shown = (ROUND_ROBIN, "least request (two choices)", ENDPOINT_PICKER, CLASSIC, ADAPTIVE, ORACLE)
     short = (ROUND_ROBIN, ENDPOINT_PICKER, CLASSIC, ADAPTIVE)
     found = [
-        *(Task(REFERENCE, "mixed", name, REFERENCE_LOAD, seed, curves=True) for name in shown),
-        *(Task(MEMORY, "short and long", name, MEMORY_LOAD, seed) for name in ("random", *short)),
-        *(Task(ERRORS, "faults", name, REFERENCE_LOAD, seed) for name in (NO_RETRIES, *short)),
+        *(Task(REFERENCE, "mixed", name, REFERENCE_LOAD, curves=True) for name in shown),
+        *(Task(MEMORY, "short and long", name, MEMORY_LOAD) for name in ("random", *short)),
         *(
-            Task(SERVER_ERRORS, "mixed", name, REFERENCE_LOAD, seed, changes=(("faults", _server_errors()),))
-            for name in (NO_RETRIES, ADAPTIVE)
+            Task(group, "mixed", name, REFERENCE_LOAD, changes=(("faults", errors_everywhere(ERROR_SHARE, *kinds)),))
+            for group, kinds in ERRORS.items()
+            for name in (NO_RETRIES, ERRORS_TOO, *short)
         ),
         *(
-            Task(KILL, "mixed", name, REFERENCE_LOAD, seed, changes=(("faults", _KILLED),))
+            Task(KILL, "mixed", name, REFERENCE_LOAD, changes=(("faults", _KILLED),))
             for name in (NO_RETRIES, ROUND_ROBIN, CLASSIC, ADAPTIVE)
         ),
-        *(Task(COMPARISON, scenario, name, 1.0, seed) for scenario in SCENARIOS for name in COMPARED),
+        *(Task(COMPARISON, scenario, name, 1.0) for scenario in SCENARIOS for name in COMPARED),
     ]
     if quick:
         return found
     return [
         *found,
-        *(Task(HIGHEST, "mixed", name, 1.0, seed) for name in (ROUND_ROBIN, ENDPOINT_PICKER, CLASSIC, ADAPTIVE)),
+        *(Task(HIGHEST, "mixed", name, 1.0) for name in (ROUND_ROBIN, ENDPOINT_PICKER, CLASSIC, ADAPTIVE)),
         *(
-            Task(ABLATION, scenario, name, 1.0, seed)
+            Task(ABLATION, scenario, name, 1.0)
             for scenario in ("short and long", "uneven workers")
             for name in ablated_names()
         ),
-        *(Task(RISING, "mixed", name, load, seed) for name in short for load in RISING_LOADS),
+        *(Task(RISING, "mixed", name, load) for name in short for load in RISING_LOADS),
         *(
-            Task(STALE, "mixed", name, 0.9, seed, changes=(("beat_s", beat),))
+            Task(STALE, "mixed", name, 0.9, changes=(("beat_s", beat),))
             for name in (CLASSIC, ADAPTIVE)
             for beat in BEATS_S
         ),
         *(
-            Task(DELAY, "mixed", name, 0.9, seed, changes=(("delay_s", delay),))
+            Task(DELAY, "mixed", name, 0.9, changes=(("delay_s", delay),))
             for name in (CLASSIC, ADAPTIVE)
             for delay in DELAYS_S
         ),
         *(
-            Task(REPLICAS, "mixed", name, 0.9, seed, changes=(("replicas", replicas),))
+            Task(REPLICAS, "mixed", name, 0.9, changes=(("replicas", replicas),))
             for name in (CLASSIC, ADAPTIVE)
             for replicas in REPLICA_COUNTS
         ),
-        *(
-            Task(SCALE, "mixed", name, 0.9, seed, workers=workers)
-            for name in (CLASSIC, ADAPTIVE)
-            for workers in WORKERS
-        ),
+        *(Task(SCALE, "mixed", name, 0.9, workers=workers) for name in (CLASSIC, ADAPTIVE) for workers in WORKERS),
     ]
-
-
-def _server_errors() -> tuple[Fault, ...]:
-    return (Fault(FaultKind.SERVER_ERRORS, share=0.05),)

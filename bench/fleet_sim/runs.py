@@ -116,15 +116,15 @@ def highest_load(task: Task, lowest: float = 0.5, highest: float = 1.3) -> Outco
 
     Where that is below `lowest`, the run at `lowest`.
     """
-    best = simulate(replace(task, load=lowest))
+    best, at = simulate(replace(task, load=lowest)), lowest
     while highest - lowest > _FINEST:
         middle = round((lowest + highest) / 2, 4)
         found = simulate(replace(task, load=middle))
         if found.metrics["goodput"] >= GOOD_ENOUGH:
-            lowest, best = middle, found
+            lowest, best, at = middle, found, middle
         else:
             highest = middle
-    return best
+    return replace(best, task=task, metrics={**best.metrics, "load": at})
 
 
 def run_any(task: Task) -> Outcome:
@@ -135,6 +135,7 @@ def run_any(task: Task) -> Outcome:
 def run_all(tasks: Sequence[Task], processes: int) -> list[Outcome]:
     """All of them, in their order, with progress on the screen. Ctrl-C: those that are done."""
     found: list[Outcome] = []
+    began = time.monotonic()
     with (
         Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as progress,
         ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
@@ -144,10 +145,12 @@ def run_all(tasks: Sequence[Task], processes: int) -> list[Outcome]:
             for outcome in pool.map(run_any, tasks):
                 found.append(outcome)
                 task = outcome.task
-                says = f"{task.group}: {task.scenario}, {task.policy}"
+                says = f"{task.group}: {task.scenario}, {task.policy}, seed {task.seed}"
                 progress.update(bar, advance=1, description=says)
                 if not progress.console.is_terminal:
-                    print(f"{len(found)}/{len(tasks)} {says}", flush=True)
+                    passed = time.monotonic() - began
+                    left = passed * (len(tasks) - len(found)) / len(found)
+                    print(f"{len(found)}/{len(tasks)} {passed:.0f} s, about {left:.0f} s left: {says}", flush=True)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
     return found

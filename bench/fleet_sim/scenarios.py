@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.fleet_sim.fleets import (
+    BANDWIDTH_AGENTS,
     LONG_TRACE_AGENTS,
     SHORT_AND_LONG,
     SPEC_AGENTS,
@@ -15,6 +16,8 @@ from bench.fleet_sim.fleets import (
     Agents,
     llama_fleet,
     long_context,
+    own_profiles_fleet,
+    short_of_bandwidth_fleet,
     small_memory_fleet,
     spec_fleet,
     uneven_fleet,
@@ -88,6 +91,7 @@ def _short_and_long(load: float, seed: int) -> Iterator[Arrival]:
 
 
 _MIXED_RATE: Final = 60.0
+_OWN_PROFILES_RATE: Final = 46.0
 _ALL: Final = (
     Scenario(
         "mixed", "chat, code and summaries on 4 nodes of 2 A100s (SPEC)", SPEC_AGENTS, spec_fleet, _mixed(_MIXED_RATE)
@@ -135,6 +139,20 @@ _ALL: Final = (
         TRACE_AGENTS,
         uneven_fleet,
         _trace(Known.AZURE_CONVERSATION, 4.0, 8_192),
+    ),
+    Scenario(
+        "own profiles",
+        "the mixed load on 6 nodes of 2 A100s: 2 Qwen2-7B, 2 Phi-3-mini, 4 DeepSeek-Coder-33B on two devices each",
+        SPEC_AGENTS,
+        own_profiles_fleet,
+        _mixed(_OWN_PROFILES_RATE),
+    ),
+    Scenario(
+        "short of bandwidth",
+        "Azure 2023 conversations on 8 A100s, others taking 95 % of the memory bandwidth of two",
+        BANDWIDTH_AGENTS,
+        short_of_bandwidth_fleet,
+        _trace(Known.AZURE_CONVERSATION, 5.0, 8_192),
     ),
     Scenario(
         "mooncake conversation",

@@ -13,6 +13,7 @@ _READY: Final = WorkerPhase.WORKER_PHASE_READY
 def state_template(worker_id: str, address: str, spec: WorkerSpec, beat_s: float) -> WorkerState:
     """The part of a worker's reports that never changes."""
     profile = spec.profile
+    claimed = spec.claims or profile
     return WorkerState(
         id=worker_id,
         address=address,
@@ -21,12 +22,12 @@ def state_template(worker_id: str, address: str, spec: WorkerSpec, beat_s: float
         models=[
             LoadedModel(name=name, family=family, max_model_len=profile.max_model_len) for name, family in spec.models
         ],
-        peak_token_rate=profile.peak_token_rate,
+        peak_token_rate=claimed.peak_token_rate,
         total_vram_mb=profile.total_vram_mb,
         kv_blocks_total=profile.kv_blocks,
         kv_block_tokens=profile.block_tokens,
         kv_bytes_per_token=profile.kv_bytes_per_token,
-        bandwidth_total_mb_s=profile.bandwidth_bytes_s / MIB,
+        bandwidth_total_mb_s=claimed.bandwidth_bytes_s / MIB,
         capacity_tokens=spec.declared_tokens,
         max_num_seqs=profile.max_num_seqs,
         max_num_batched_tokens=profile.max_num_batched_tokens,

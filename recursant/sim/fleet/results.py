@@ -1,6 +1,7 @@
 """Numbers out of a run: latencies, goodput, use of the workers, fairness."""
 
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +13,8 @@ from recursant.sim.fleet.simulation import Run
 WINDOW_S: Final = 10.0
 # Fewer requests make no percentile.
 FEWEST_IN_WINDOW: Final = 20
+# How often times are dealt out to windows anew, to see what chance alone does.
+_DEALS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,12 @@ class Summary:
         high_p99_ms, high_p50_ms: over the agents that are named urgent.
         high_goodput: of theirs.
         p99_stddev_ms: standard deviation of the P99 of the urgent ones over windows of 10 s.
+        p99_stddev_chance_ms: what that would be if the same times came in any order: windows hold some hundred
+            requests, so their P99 moves by chance alone.
         end_p99_ms: arrival to last token, over all.
         utilisation: use that was made of the devices while requests arrived, mean over workers, 0..1.
         utilisation_spread: its standard deviation over workers, in the same unit.
-        oom_rate: share of requests that an engine failed for want of memory.
+        oom_rate: requests that an engine failed for want of memory, tried again elsewhere or not, for each request.
         preemptions: for each request.
         shed, unserved, failed: shares.
         fairness: Jain's index over agents of the share that was within its target; 1 is even.
@@ -47,6 +52,7 @@ class Summary:
     high_p99_ms: float
     high_goodput: float
     p99_stddev_ms: float
+    p99_stddev_chance_ms: float
     end_p99_ms: float
     utilisation: float
     utilisation_spread: float
@@ -93,6 +99,21 @@ def stddev(values: Sequence[float]) -> float:
         return math.nan
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+
+
+def chance_stddev(times: Sequence[float], count: int) -> float:
+    """The standard deviation over `count` windows of the P99 of these times, dealt out by chance; NaN of nothing."""
+    if not times or not count:
+        return math.nan
+    draw = random.Random(0)
+    dealt = list(times)
+    size = len(dealt) // count
+    found = []
+    for _ in range(_DEALS):
+        draw.shuffle(dealt)
+        parts = [sorted(dealt[number * size : (number + 1) * size]) for number in range(count)]
+        found.append(stddev([percentile(part, 0.99) for part in parts]))
+    return sum(found) / _DEALS
 
 
 def jain(values: Sequence[float]) -> float:
@@ -155,10 +176,11 @@ def summarise(run: Run, targets_ms: Mapping[str, float], urgent: Callable[[Reque
         high_p99_ms=percentile(high_times, 0.99),
         high_goodput=high_good / max(1, len(high)),
         p99_stddev_ms=stddev([value for _, value in windows(high)]),
+        p99_stddev_chance_ms=chance_stddev(high_times, len(windows(high))),
         end_p99_ms=percentile(ends, 0.99),
         utilisation=sum(use) / len(use),
         utilisation_spread=stddev(use),
-        oom_rate=endings[Ending.OUT_OF_MEMORY],
+        oom_rate=sum(worker.out_of_memory for worker in run.workers) / count,
         preemptions=sum(worker.preemptions for worker in run.workers) / count,
         shed=endings[Ending.SHED],
         unserved=endings[Ending.UNSERVED],

@@ -25,6 +25,8 @@ class WorkerSpec:
         capacity_tokens: what it declares to take at once; None: what its KV cache holds.
         priority_scheduling: its engine orders by the request's priority.
         on_exhaustion: what its engine does when the KV cache is full.
+        bandwidth_taken: the part of the device's memory bandwidth that others on it take; `profile` has what is left.
+        claims: the profile of which it reports speed and bandwidth, as measured before others came; None: its own.
     """
 
     profile: EngineProfile
@@ -32,6 +34,8 @@ class WorkerSpec:
     capacity_tokens: int | None = None
     priority_scheduling: bool = False
     on_exhaustion: OnExhaustion = OnExhaustion.PREEMPT
+    bandwidth_taken: float = 0.0
+    claims: EngineProfile | None = None
 
     def with_priorities(self) -> "WorkerSpec":
         """The same with an engine that orders by priority."""

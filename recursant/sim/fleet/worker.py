@@ -94,6 +94,7 @@ class SimulatedWorker:
         self._restart_s = restart_s
         self._seed = seed
         self._random = random.Random(seed)
+        self._taken_bytes_s = (spec.claims or spec.profile).bandwidth_bytes_s * spec.bandwidth_taken
         self._prefix_parts = PREFIX_BLOCK_TOKENS // spec.profile.block_tokens
         self._error_shares: dict[Rejection, float] = {}
         self.slowness = 1.0
@@ -293,7 +294,7 @@ class SimulatedWorker:
         state.free_vram_mb = pool.free * profile.block_bytes // MIB
         state.kv_cache_usage = 1.0 - pool.free / pool.total
         state.kv_blocks_free = pool.free
-        state.bandwidth_used_mb_s = min(self._bytes.rate(now), profile.bandwidth_bytes_s) / MIB
+        state.bandwidth_used_mb_s = (min(self._bytes.rate(now), profile.bandwidth_bytes_s) + self._taken_bytes_s) / MIB
         starts = self._starts.total(now)
         if starts:
             state.queue_wait_ms = 1_000 * self._waits.total(now) / starts
