@@ -24,6 +24,7 @@ class SharedSlots(Slots):
         self._counts = file.counts[file.row]
         self._prompts = file.prompts[file.row]
         self._tokens = file.tokens[file.row]
+        self._look()
         self._released = int(file.released[file.row])
         # Row by row: for a few processes that is several times faster than a sum over the matrix.
         others = [row for row in range(len(file.counts)) if row != file.row]

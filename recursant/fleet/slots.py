@@ -20,6 +20,7 @@ class Slots:
         self._prompts: NDArray[np.int64] = np.zeros(16, dtype=np.int64)
         # Prompts and answers.
         self._tokens: NDArray[np.int64] = np.zeros(16, dtype=np.int64)
+        self._look()
         self._slot_of: dict[str, int] = {}
         # Of workers that left while requests were in flight there.
         self._retired: dict[int, str] = {}
@@ -39,28 +40,34 @@ class Slots:
         self._retired[slot] = worker_id
         self._free_if_done(slot)
 
+    def _look(self) -> None:
+        """The same memory, for single numbers: numpy takes several times as long."""
+        self._count = self._counts.data
+        self._prompt = self._prompts.data
+        self._token = self._tokens.data
+
     def add(self, slot: int, delta: int, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
         """Change the count of a slot, and the tokens of its requests; all three of one sign.
 
         Raises:
             ValueError: something would fall below zero, or tokens would be left where no request is.
         """
-        count = int(self._counts[slot]) + delta
+        count = self._count[slot] + delta
         if count < 0:
             raise ValueError(f"slot {slot} was released more often than acquired")
-        prompts = int(self._prompts[slot]) + prompt_tokens
-        tokens = int(self._tokens[slot]) + prompt_tokens + answer_tokens
+        prompts = self._prompt[slot] + prompt_tokens
+        tokens = self._token[slot] + prompt_tokens + answer_tokens
         if not 0 <= prompts <= tokens or (tokens and not count):
             raise ValueError(f"slot {slot} was released with other tokens than acquired")
-        self._counts[slot] = count
-        self._prompts[slot] = prompts
-        self._tokens[slot] = tokens
+        self._count[slot] = count
+        self._prompt[slot] = prompts
+        self._token[slot] = tokens
         if slot in self._retired:
             self._free_if_done(slot)
 
     def count(self, slot: int) -> int:
         """Requests that this process has in flight at a slot."""
-        return int(self._counts[slot])
+        return self._count[slot]
 
     def counts(self, slots: NDArray[np.intp]) -> NDArray[np.int32]:
         """Requests in flight at each of `slots`, of all processes of this host."""
@@ -69,7 +76,7 @@ class Slots:
 
     def tokens(self, slot: int) -> tuple[int, int]:
         """Of what this process has in flight at a slot: the prompt tokens, and those of prompts and answers."""
-        return int(self._prompts[slot]), int(self._tokens[slot])
+        return self._prompt[slot], self._token[slot]
 
     def tokens_elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64] | None:
         """Prompt and answer tokens of what other processes of this host have in flight; None where there are none."""
@@ -78,7 +85,7 @@ class Slots:
 
     def at(self, slot: int) -> tuple[int, int, int]:
         """Of one slot: requests in flight, of all processes; and of the others what `tokens` says of this one."""
-        return int(self._counts[slot]), 0, 0
+        return self._count[slot], 0, 0
 
     def total(self) -> int:
         """Requests that this process has in flight, everywhere."""
@@ -92,6 +99,7 @@ class Slots:
             self._counts = np.concatenate([self._counts, np.zeros(size, dtype=np.int32)])
             self._prompts = np.concatenate([self._prompts, np.zeros(size, dtype=np.int64)])
             self._tokens = np.concatenate([self._tokens, np.zeros(size, dtype=np.int64)])
+            self._look()
             self._free.extend(range(2 * size - 1, size - 1, -1))
         return self._free.pop()
 

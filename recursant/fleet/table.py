@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,8 @@ class FleetTable:
         self._hidden = hidden
         self._shares = _shares(admission)
         self._facts: Facts = np.full((Fact.COUNT, 16), _UNKNOWN)
+        # The same memory, for single numbers: numpy takes several times as long.
+        self._cells: Any = self._facts.data
         self._records: list[WorkerRecord | None] = [None] * 16
         # Of each worker that tells of its KV cache.
         self._caches: list[_Cache | None] = [None] * 16
@@ -312,8 +314,9 @@ class FleetTable:
         """
         self._slots.add(row, 1, prompt_tokens, answer_tokens)
         if prompt_tokens or answer_tokens:
-            self._facts[Fact.KV_HELD_TOKENS, row] += prompt_tokens + answer_tokens
-            self._facts[Fact.PROMPT_TOKENS_SENT, row] += prompt_tokens
+            cells = self._cells
+            cells[Fact.KV_HELD_TOKENS, row] += prompt_tokens + answer_tokens
+            cells[Fact.PROMPT_TOKENS_SENT, row] += prompt_tokens
             self._write_room(row)
         self.changes.row(row)
 
@@ -330,9 +333,9 @@ class FleetTable:
 
     def unread(self, row: int, work: int, cached_tokens: int = 0) -> None:
         """Prompts of so much work more are to be read by the worker in `row`; of what was sent, so much is cached."""
-        self._facts[Fact.UNREAD_WORK, row] += work
+        self._cells[Fact.UNREAD_WORK, row] += work
         if cached_tokens:
-            self._facts[Fact.CACHED_TOKENS_SENT, row] += cached_tokens
+            self._cells[Fact.CACHED_TOKENS_SENT, row] += cached_tokens
         self.changes.row(row)
 
     def room_taken(self, row: int, prompt_tokens: int, answer_tokens: int) -> float:
@@ -363,6 +366,7 @@ class FleetTable:
         while row >= len(self._records):
             more = np.full_like(self._facts, _UNKNOWN)
             self._facts = np.concatenate([self._facts, more], axis=1)
+            self._cells = self._facts.data
             self._records.extend([None] * len(self._records))
             self._caches.extend([None] * len(self._caches))
         self._facts[:, row] = _UNKNOWN
@@ -400,7 +404,7 @@ class FleetTable:
         self._write_places(row)
 
     def _write_room(self, row: int) -> None:
-        self._facts[Fact.KV_ROOM_TOKENS, row] = self._room(row)
+        self._cells[Fact.KV_ROOM_TOKENS, row] = self._room(row)
 
     def _room(self, row: int, less_prompt: int = 0, less_answer: int = 0) -> float:
         """The room of a worker; or what it would be without one request of this length, sent since the beat."""

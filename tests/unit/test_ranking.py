@@ -59,6 +59,7 @@ _happenings = st.lists(
         st.tuples(st.just("leave"), _workers, st.none()),
         st.tuples(st.just("acquire"), _workers, st.integers(0, 500)),
         st.tuples(st.just("release"), _workers, st.none()),
+        st.tuples(st.just("unread"), _workers, st.integers(0, 500)),
         st.tuples(st.just("water-mark"), _workers, st.sampled_from([0.5, 0.9])),
         st.tuples(st.just("pick"), _workers, _needs),
     ),
@@ -109,6 +110,10 @@ class _Fleet:
                 if self.counted:
                     row, tokens = self.counted.pop(number % len(self.counted))
                     self.table.release(row, tokens, tokens)
+            case "unread":
+                row = self.table.row_of_worker(worker_id)
+                if row is not None:
+                    self.table.unread(row, more, more // 2)
             case "water-mark":
                 self.table.set_admission(Admission(kv_water_mark=more))
 
