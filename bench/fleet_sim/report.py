@@ -79,7 +79,7 @@ def _reference_table(found: Outcomes) -> list[str]:
     chance = found.figure(plan.MEMORY, ADAPTIVE, "p99_stddev_chance_ms")
     said = [
         "Means over the seeds, the smallest and the largest in brackets; *met*: under every seed. *Best other*: of all",
-        "policies that are compared, where they were run. `success_rate` is the worst of the kinds of errors below.",
+        "policies that are compared, where they were run. `success_rate` is the worst of three kinds of errors.",
         "",
     ]
     if pick and uneven:
@@ -174,7 +174,7 @@ def _others(found: Outcomes) -> list[str]:
         (plan.REFERENCE, f"Mixed load at {plan.REFERENCE_LOAD:g} of its rate (reference figure)", _policy, "policy"),
         (plan.MEMORY, f"Short and long prompts at {plan.MEMORY_LOAD:g} of their rate", _policy, "policy"),
         (plan.HIGHEST, "The highest mixed load with 99 % within their target", at_load, "policy, load"),
-        *((group, group, _policy, "policy") for group in plan.ERRORS),
+        *((group, group, _policy, "policy") for group in (*plan.ERRORS, *plan.CUDA_ERRORS)),
         (plan.KILL, "One worker of eight killed, back after 47 s", _policy, "policy"),
         (
             plan.ABLATION,
