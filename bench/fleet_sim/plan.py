@@ -15,6 +15,7 @@ from bench.fleet_sim.policies import (
     ROUND_ROBIN,
 )
 from bench.fleet_sim.policies import ablated as ablated_names
+from bench.fleet_sim.policies import affinity_ablated as affinity_names
 from bench.fleet_sim.runs import Task
 from bench.fleet_sim.scenarios import SCENARIOS
 from recursant.sim.fleet.spec import Fault, FaultKind
@@ -86,6 +87,11 @@ def _tasks(*, quick: bool) -> list[Task]:
             Task(ABLATION, scenario, name, 1.0)
             for scenario in ("short and long", "uneven workers")
             for name in ablated_names()
+        ),
+        *(
+            Task(ABLATION, scenario, name, 1.0)
+            for scenario in ("bursts", "mooncake conversation", "mooncake synthetic")
+            for name in affinity_names()
         ),
         *(Task(RISING, "mixed", name, load) for name in short for load in RISING_LOADS),
         *(

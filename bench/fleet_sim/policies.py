@@ -3,7 +3,7 @@
 from typing import Final
 
 from bench.fleet_sim.fleets import Agents
-from recursant.sim.fleet.policies.ablations import ablations, with_weights
+from recursant.sim.fleet.policies.ablations import ablations, affinity_ablations, with_weights
 from recursant.sim.fleet.policies.endpoint_picker import EndpointPickerPolicy
 from recursant.sim.fleet.policies.oracle import OraclePolicy
 from recursant.sim.fleet.policies.plain import PLAIN_POLICIES, PlainPolicy
@@ -31,6 +31,7 @@ def policies(agents: Agents) -> dict[str, Policy]:
         RecursantPolicy(agents.config, CLASSIC),
         RecursantPolicy(with_weights(agents.config, profile="adaptive"), ADAPTIVE),
         *ablations(agents.config),
+        *affinity_ablations(agents.config),
     ]
     named = {policy.name: policy for policy in found}
     # What stands in front of many fleets: a proxy as it is, with nothing set.
@@ -38,6 +39,11 @@ def policies(agents: Agents) -> dict[str, Policy]:
     # And one that does what ours does when an attempt fails: what is left is the routing.
     named[ERRORS_TOO] = PlainPolicy(ROUND_ROBIN, families, retries_errors=True)
     return named
+
+
+def affinity_ablated() -> tuple[str, ...]:
+    """The names of ours with less or more affinity."""
+    return tuple(policy.name for policy in affinity_ablations(Agents.nobody().config))
 
 
 def ablated() -> tuple[str, ...]:

@@ -72,7 +72,9 @@ def outcome_line(outcome: Mapping[str, Any]) -> str:
         case "placed":
             first, *rest = map(escape, outcome["workers"])
             then = f", then {', '.join(rest)}" if rest else ""
-            return f"[bold green]→ {first}[/]{then}{fallback}"
+            # An extproc of an older version does not say.
+            affinity = f", affinity {outcome['affinity']}" if outcome.get("affinity") else ""
+            return f"[bold green]→ {first}[/]{then}{fallback}{affinity}"
         case "held":
             return f"[bold yellow]→ waits for a worker, at most {outcome['for_ms']} ms[/]{fallback}"
         case _:

@@ -10,7 +10,7 @@ import pytest
 from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
 from recursant.sim.fleet.events import Events
-from recursant.sim.fleet.policies.ablations import ablations
+from recursant.sim.fleet.policies.ablations import ablations, affinity_ablations, with_affinity, with_weights
 from recursant.sim.fleet.policies.endpoint_picker import EndpointPickerPolicy
 from recursant.sim.fleet.policies.oracle import OraclePolicy
 from recursant.sim.fleet.policies.plain import PLAIN_POLICIES, PlainPolicy
@@ -46,6 +46,7 @@ POLICIES: list[Policy] = [
     OraclePolicy(FAMILIES),
     RecursantPolicy(CONFIG),
     *ablations(CONFIG),
+    *affinity_ablations(CONFIG),
 ]
 
 
@@ -95,6 +96,35 @@ def test_a_session_stays_where_it_was() -> None:
     run = simulate(PlainPolicy("session hash", FAMILIES), QUIET)
     where = {(request.arrival.session_id, request.worker) for request in run.requests}
     assert len(where) == 40
+
+
+def test_our_gateways_keep_sessions_together_and_tell_each_other() -> None:
+    """Most turns find the worker of the one before, though requests go to the gateways in turn."""
+
+    def kept(affinity: float) -> float:
+        config = with_weights(CONFIG, profile="adaptive", affinity=affinity)
+        run = simulate(RecursantPolicy(config), Environment(replicas=2, seed=3), rate=10.0)
+        # A session belongs to its agent.
+        last: dict[tuple[str, str], int | None] = {}
+        same: list[bool] = []
+        for request in run.requests:
+            session = (request.arrival.agent_id, request.arrival.session_id)
+            if session in last:
+                same.append(last[session] == request.worker)
+            last[session] = request.worker
+        return sum(same) / len(same)
+
+    assert kept(0.0) < 0.4
+    assert kept(1.0) > 0.9
+
+
+def test_a_prompt_leads_back_by_the_blocks_of_the_workload() -> None:
+    arrivals = [Arrival(1.0 + number, "chat", 2_048, 2, "", tuple(range(4))) for number in range(20)]
+    config = with_affinity(with_weights(CONFIG, profile="adaptive"), "prefix")
+    run = Simulation([SPEC] * 4, RecursantPolicy(config), QUIET).run(arrivals)
+    assert len({request.worker for request in run.requests}) == 1
+    alone = Simulation([SPEC] * 4, RecursantPolicy(with_weights(CONFIG, profile="adaptive")), QUIET).run(arrivals)
+    assert len({request.worker for request in alone.requests}) == 4
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)

@@ -1,6 +1,6 @@
 """Our own policy with its parts switched off one by one: what each of them is worth."""
 
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -15,6 +15,26 @@ def with_weights(config: Config, **changes: float | str) -> Config:
     """The configuration with other weights, or another profile, of the score."""
     weights = config.routing.weights.model_copy(update=changes)
     return config.model_copy(update={"routing": config.routing.model_copy(update={"weights": weights})})
+
+
+def with_affinity(config: Config, affinity: Literal["none", "session", "prefix"]) -> Config:
+    """The configuration with agents that all lead back by this."""
+    agents = tuple(agent.model_copy(update={"affinity": affinity}) for agent in config.agents)
+    return config.model_copy(update={"agents": agents})
+
+
+def affinity_ablations(config: Config) -> list[RecursantPolicy]:
+    """Our policy by the profile `adaptive` with less affinity, with more, and without what it knows of prompts."""
+    adaptive = with_weights(config, profile="adaptive")
+    alone = with_weights(adaptive, affinity=0.0)
+    blind = {Fact.UNREAD_WORK: 0.0}
+    return [
+        RecursantPolicy(alone, "adaptive, without affinity"),
+        RecursantPolicy(adaptive, "adaptive, without unread prompts", blind),
+        RecursantPolicy(alone, "adaptive, without either", blind),
+        RecursantPolicy(with_affinity(adaptive, "prefix"), "adaptive, by prefix as well"),
+        RecursantPolicy(with_weights(config, affinity=0.0), "classic, without affinity"),
+    ]
 
 
 def ablations(config: Config) -> list[RecursantPolicy]:
