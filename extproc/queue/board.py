@@ -121,9 +121,9 @@ class Board:
         """This process does not hang."""
         self._times[self._process - 1] = now
 
-    def hangs(self, process: int, now: float) -> bool:
-        """Has a process stopped to write the time?"""
-        return now - self._times[process - 1] > HUNG_SECONDS
+    def hanging(self, now: float) -> list[int]:
+        """The processes that have not written the time for a while, and those that are not there at all."""
+        return [row + 1 for row, at in enumerate(self._times) if now - at > HUNG_SECONDS]
 
     def settle(self, now: float) -> int:
         """The owner from now on: who is it already, while it lives and does not hang; else this process."""
@@ -167,7 +167,7 @@ class Board:
     def _serves(self, process: int, now: float) -> bool:
         if process == 0 or process == self._process:
             return process != 0
-        return record_locks.taken_elsewhere(self._fd, process) and not self.hangs(process, now)
+        return record_locks.taken_elsewhere(self._fd, process) and process not in self.hanging(now)
 
     def _clear_others(self) -> None:
         """Only an owner posts, and there is none: what is left is of one that died, or hangs and posts afresh."""

@@ -53,7 +53,7 @@ class Office:
         self._clock = clock
         self._answer = answer
         self._owner = QueueOwner(
-            queue, places, self._send, freed=freed, hangs=lambda each: board.hangs(each, clock()), changed=self._post
+            queue, places, self._send, freed=freed, hanging=lambda: board.hanging(clock()), changed=self._post
         )
         self._wires: dict[int, Wire] = {}
         self._process_of: dict[Wire, int] = {}

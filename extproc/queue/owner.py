@@ -4,7 +4,7 @@ The order is `HoldQueue`'s, as in a single process. A place that is granted stay
 asked for it counts it itself, or says that it does not take it, or is gone: nobody else is given it meanwhile.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -66,7 +66,7 @@ class QueueOwner:
         places: finds places.
         send: carries a reply to a process.
         freed: how many places were given back on this host, ever.
-        hangs: does a process not move? Nothing is granted to it then.
+        hanging: the processes that do not move now: nothing is granted to them.
         changed: told whenever others wait, or want other things, than before.
     """
 
@@ -77,14 +77,14 @@ class QueueOwner:
         send: Callable[[int, Reply], None],
         *,
         freed: Callable[[], int],
-        hangs: Callable[[int], bool],
+        hanging: Callable[[], Collection[int]],
         changed: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._places = places
         self._send = send
         self._freed = freed
-        self._hangs = hangs
+        self._hanging = hanging
         self._changed = changed
         self._freed_seen = freed()
         self._held: dict[tuple[int, int], Held[Entry]] = {}
@@ -178,11 +178,12 @@ class QueueOwner:
         doubtful = bool(self._promised)
         # Places only become fewer in here: what one did not find, another that needs the same will not find either.
         in_vain: set[tuple[object, ...]] = set()
-        still = {process for process in {process for process, _ in self._held} if self._hangs(process)}
+        hanging = self._hanging()
+        ready = (lambda each: each.item.process not in hanging) if hanging else None
         progress = True
         while progress:
             progress = False
-            for held in self._queue.heads(now, lambda each: each.item.process not in still):
+            for held in self._queue.heads(now, ready):
                 process, enter = held.item.process, held.item.enter
                 count_as = self._queue.aged(held, now)
                 need = _needed(enter, count_as)

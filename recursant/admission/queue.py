@@ -6,6 +6,7 @@ ago. So a higher class overtakes, agents of one class share, and waiting makes m
 when it is full, a newcomer takes the place of the youngest request of the lowest class, if that is lower than its own.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class HoldQueue(Generic[_T]):
         self._served: dict[tuple[PriorityClass, str], int] = {}
         self._turn = 0
         self._size = 0
+        # Nobody's time is over before; in a long queue, looking at everybody's each time would cost more than the rest.
+        self._nothing_before = math.inf
 
     def __len__(self) -> int:
         return self._size
@@ -86,6 +89,7 @@ class HoldQueue(Generic[_T]):
             self._served[key] = self._turn
         late = bool(lane) and next(reversed(lane.values())).since_s > held.since_s
         lane[id(held)] = held
+        self._nothing_before = min(self._nothing_before, held.until_s)
         if late:
             # It waited elsewhere before: nobody loses their place by that.
             ordered = sorted(lane.values(), key=lambda each: each.since_s)
@@ -138,14 +142,19 @@ class HoldQueue(Generic[_T]):
 
     def expired(self, now: float) -> list[Held[_T]]:
         """Take out everything whose time is over."""
+        if now < self._nothing_before:
+            return []
         over = [held for lane in self._lanes.values() for held in lane.values() if held.until_s <= now]
         for held in over:
             self.remove(held)
+        self._nothing_before = min(
+            (held.until_s for lane in self._lanes.values() for held in lane.values()), default=math.inf
+        )
         return over
 
     def next_expiry(self) -> float | None:
-        """When `expired` will next find something; None while nothing waits."""
-        return min((held.until_s for lane in self._lanes.values() for held in lane.values()), default=None)
+        """When to ask `expired` again, which then finds something or names a later time; None while nothing waits."""
+        return self._nothing_before if self._size else None
 
     def depth(self) -> dict[str, int]:
         """How many wait, by the label of their own class; every class named."""

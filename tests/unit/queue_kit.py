@@ -153,7 +153,7 @@ class Process(Single):
             GatewayPlaces(self.gateway),
             self._reply,
             freed=self.slots.released_anywhere,
-            hangs=lambda process: process in self.host.hanging,
+            hanging=lambda: self.host.hanging,
             changed=self._post,
         )
         self.owner.begin(early, self.now)
