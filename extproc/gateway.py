@@ -201,8 +201,14 @@ class Gateway:
         self.affinity.set_bounds(rules.routing.affinity)
         self.set_policies(self._policies)
 
-    def twin(self, recorder: Recorder) -> "Gateway":
-        """One that decides as this one does at this moment, and counts and remembers nothing."""
+    def twin(self, recorder: Recorder, *, counts: bool = False, affinity: Affinity | None = None) -> "Gateway":
+        """One that decides as this one does at this moment, and remembers nothing.
+
+        Args:
+            recorder: told instead of this one's.
+            counts: its picks count in the table.
+            affinity: says what requests lean to; by default this one's, which learns nothing by that.
+        """
         twin = Gateway(
             config=self.config,
             table=self.table,
@@ -211,10 +217,10 @@ class Gateway:
             rng=random.Random(),
             ready=self._ready,
             calibration=self.calibration,
-            counts=False,
+            counts=counts,
         )
         twin.set_policies(self._policies)
-        twin.affinity = self.affinity.read_only()
+        twin.affinity = self.affinity.read_only() if affinity is None else affinity
         twin._turn = self._turn
         return twin
 

@@ -1,6 +1,5 @@
 """Places for requests of other processes: chosen with this gateway, counted here until they are taken over."""
 
-import copy
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -30,9 +29,8 @@ class GatewayPlaces:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         # With turns of its own for `round_robin`.
-        self._chooser = copy.copy(gateway)
-        self._chooser.recorder = cast("Recorder", _Silent())
-        self._told = self._chooser.affinity = _Told(gateway.config.routing.affinity)
+        self._told = _Told(gateway.config.routing.affinity)
+        self._chooser = gateway.twin(cast("Recorder", _Silent()), counts=True, affinity=self._told)
 
     def find(self, enter: Enter, count_as: PriorityClass | None, fallback: str | None) -> Place | Refusal:
         """See `Places`."""
