@@ -57,7 +57,7 @@ bench: $(STAMP) ## Measure decision, transport and gateway (ARGS=--quick for a s
 bench-peers: $(STAMP) ## Measure the gateway beside others, each installed into bench/out/peers
 	$(BIN)/python -m bench.peers $(ARGS)
 
-bench-fleet: $(STAMP) ## Compare policies of routing on the same traces, in virtual time (ARGS='--quick', '--traces DIR')
+bench-fleet: $(STAMP) ## Compare policies of routing on the same traces, in virtual time, three seeds (ARGS='--traces DIR', '--quick')
 	$(BIN)/python -m bench.fleet_sim $(ARGS)
 
 soak: $(STAMP) ## 30 minutes of mixed load, churn and hang-ups (ARGS='--minutes 5')

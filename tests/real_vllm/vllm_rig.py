@@ -44,7 +44,7 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 _ARGUMENTS = (
-    *("serve", str(MODEL_DIR), "--host", LOOPBACK),
+    *("--host", LOOPBACK),
     *("--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager", "--dtype", "float32"),
     *("--block-size", str(BLOCK_TOKENS)),
 )
@@ -60,6 +60,7 @@ class VllmServer:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         port: int | None = None,
+        model: Path = MODEL_DIR,
     ) -> None:
         """Prepare it; `start()` starts it.
 
@@ -69,13 +70,15 @@ class VllmServer:
             arguments: further ones of `vllm serve`.
             env: further environment variables.
             port: where it listens; None: a free one.
+            model: the directory of the model.
         """
         self.name = name
         self.port = port or free_ports(LOOPBACK, 1)[0]
         self.url = f"http://{LOOPBACK}:{self.port}"
         self._log = directory / f"{name}.log"
         self.model = f"qwen-{name}"
-        self._arguments = (*_ARGUMENTS, "--port", str(self.port), "--served-model-name", MODEL, self.model, *arguments)
+        own = ("--port", str(self.port), "--served-model-name", MODEL, self.model)
+        self._arguments = ("serve", str(model), *_ARGUMENTS, *own, *arguments)
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.client = httpx.Client(base_url=self.url, timeout=REQUEST_S, trust_env=False)
