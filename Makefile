@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help install up test test-unit test-e2e test-vllm lint format protos bench bench-peers bench-fleet soak clean
+.PHONY: help install up test test-unit test-e2e test-vllm lint format protos compiled bench bench-peers bench-fleet soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
