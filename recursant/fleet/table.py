@@ -92,6 +92,7 @@ class CandidateSet:
         names: every name that requests may use there: models of the family, and LoRA adapters.
         mixed: the workers differ in their concrete model.
         model_numbers: of the model of each; equal ones are the same model.
+        places: of each row, its place in all of these.
     """
 
     rows: Rows
@@ -100,6 +101,7 @@ class CandidateSet:
     names: frozenset[str]
     mixed: bool
     model_numbers: Rows
+    places: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -477,6 +479,7 @@ class FleetTable:
             frozenset(names),
             mixed=len(set(models)) > 1,
             model_numbers=np.unique(models, return_inverse=True)[1],
+            places={row: place for place, row in enumerate(rows)},
         )
 
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from recursant.config.model import AffinityBounds, ScoreWeights
 from recursant.fleet.prompts import prefill_work
-from recursant.fleet.table import CandidateSet, Facts, FleetTable
+from recursant.fleet.table import CandidateSet, FleetTable
 from recursant.fleet.worker import WorkerStatus
 from recursant.routing.affinity_tables import Place, PrefixIndex, SessionTable
-from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER
+from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER, Filter
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick
-from recursant.routing.scorers import expected_work, load_of, load_of_one, score
+from recursant.routing.scorers import cost_of_few, load_of_one
 
 # Workers that one request may lean to.
 MOST_LEANINGS: Final = 8
@@ -185,60 +185,66 @@ def weigh(
     Returns:
         A pick that holds nobody whom a hard filter removes, and what became of the leaning.
     """
+    home_id, home_tokens = leaning.cached[0]
+    home = table.row_of_worker(home_id)
+    if home == found.rows[0] and (leaning.sticky or len(leaning.cached) == 1):
+        # Nobody has less to do, cache or not.
+        return Led(found, KEPT, home_tokens)
     usable = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
-    held: dict[int, int] = {}
-    places: list[int] = []
-    home = table.row_of_worker(leaning.cached[0][0])
-    for worker_id, tokens in leaning.cached:
-        row = table.row_of_worker(worker_id)
-        place = -1 if row is None else _place_of(usable, row)
-        if row is not None and place >= 0:
-            held[row] = tokens
-            places.append(place)
-    why = "" if home in held else _absence(table, home)
-    rows = [*held, *(row for row in found.rows if row not in held)]
-    facts = table.facts(np.array(rows))
-    columns = facts[:, : len(held)].T.tolist()
     filters = [each for each in HARD_FILTERS if each.asks(need)]
     if SOFT_FILTER.asks(need) and not found.over_sla:
         filters.append(SOFT_FILTER)
-    removed: list[int] = []
-    for number, (row, place, column) in enumerate(zip(held, places, columns, strict=False)):
-        length, load = float(usable.max_model_len[place]), load_of_one(column)
-        by = next((each.name for each in filters if each.removes_one(column, length, load, need)), None)
-        if by is not None:
-            removed.append(number)
-            why = by if row == home else why
-    if len(removed) == len(held):
+    held: dict[int, int] = {}
+    facts: list[Sequence[float]] = []
+    why = ""
+    for worker_id, tokens in leaning.cached:
+        row = table.row_of_worker(worker_id)
+        place = None if row is None else usable.places.get(row)
+        if row is None or place is None:
+            why = why if held or row != home else _absence(table, row)
+            continue
+        column = _facts_of(table, row)
+        by = _removed_by(filters, column, float(usable.max_model_len[place]), need)
+        if by is None:
+            held[row] = tokens
+            facts.append(column)
+        elif row == home:
+            why = by
+    if not held:
         return Led(found, MOVED + why)
-    cost = _cost(facts, need, [held.get(row, 0) for row in rows], weights)
-    cost[removed] = np.inf
+    others = [row for row in found.rows if row not in held]
+    facts += [_facts_of(table, row) for row in others]
+    worth = weights.affinity
+    if weights.profile == "adaptive":
+        bonuses = [worth * prefill_work(tokens) for tokens in held.values()]
+        patience = PATIENCE_TOKENS
+    else:
+        bonuses = [worth * SHARE_SCORE * tokens / max(need.prompt_tokens, 1) for tokens in held.values()]
+        patience = PATIENCE_SCORE
+    cost = cost_of_few(facts, weights, need.prompt_tokens, [*bonuses, *[0.0] * len(others)])
     if leaning.sticky and not why:
         # The home is the first of them.
-        cost[0] -= weights.affinity * (PATIENCE_TOKENS if weights.profile == "adaptive" else PATIENCE_SCORE)
-    first = rows[int(cost.argmin())]
+        cost[0] -= worth * patience
+    rows = [*held, *others]
+    first = rows[cost.index(min(cost))]
     stays = first == home if leaning.sticky else first in held
-    said = KEPT if stays else MOVED + (why or BUSY)
     chosen = found if first == found.rows[0] else _in_front(usable, found, first, candidates)
-    return Led(chosen, said, held.get(first, 0))
+    return Led(chosen, KEPT if stays else MOVED + (why or BUSY), held.get(first, 0))
 
 
-def _cost(facts: Facts, need: Need, cached: Sequence[int], weights: ScoreWeights) -> Facts:
-    """How far each worker is from the best one, by the profile in force, less what it saves."""
-    load = load_of(facts)
-    if weights.profile == "adaptive":
-        saved = weights.affinity * np.array([prefill_work(tokens) for tokens in cached], dtype=np.float64)
-        return expected_work(facts, load, need.prompt_tokens - saved)
-    share: Facts = np.array(cached, dtype=np.float64) / max(need.prompt_tokens, 1)
-    cost: Facts = -score(facts, load, weights) - weights.affinity * SHARE_SCORE * share
-    return cost
+def _facts_of(table: FleetTable, row: int) -> Sequence[float]:
+    if table.counts_alone:
+        return table.facts_of_one(row)
+    facts: list[float] = table.facts(np.array([row]))[:, 0].tolist()
+    return facts
 
 
-def _place_of(usable: CandidateSet, row: int) -> int:
-    """The place of a row among the candidates; -1 where it is none of them."""
-    here = usable.rows == row
-    place = int(here.argmax())
-    return place if here[place] else -1
+def _removed_by(filters: Sequence[Filter], facts: Sequence[float], length: float, need: Need) -> str | None:
+    load = load_of_one(facts)
+    for each in filters:
+        if each.removes_one(facts, length, load, need):
+            return each.name
+    return None
 
 
 def _absence(table: FleetTable, row: int | None) -> str:
@@ -254,7 +260,6 @@ def _in_front(usable: CandidateSet, found: Pick, first: int, candidates: int) ->
     others = [row for row in found.rows if row != first]
     model = found.model
     if usable.mixed:
-        models = {row: usable.models[place] for place, row in enumerate(usable.rows.tolist())}
-        model = models[first]
-        others = [row for row in others if models[row] == model]
+        model = usable.models[usable.places[first]]
+        others = [row for row in others if usable.models[usable.places[row]] == model]
     return replace(found, rows=(first, *others)[:candidates], model=model)

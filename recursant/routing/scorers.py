@@ -53,7 +53,7 @@ def queue_term(facts: Facts, load: Facts) -> Facts:
     return term
 
 
-def expected_work(facts: Facts, load: Facts, prompt_tokens: int | Facts) -> Facts:
+def expected_work(facts: Facts, load: Facts, prompt_tokens: int) -> Facts:
     """What is between this request and its first token at each candidate, in prompt tokens of the fastest one.
 
     Prompts that wait there, are being read, or were sent since the last beat, and its own; a little for every request
@@ -96,6 +96,29 @@ def combined(first: Facts, second: Facts, weights: ScoreWeights, prompt_tokens: 
         return least
     total: Facts = weights.token_rate * _over_best(first) + second
     return total
+
+
+def cost_of_few(
+    facts: Sequence[Sequence[float]], weights: ScoreWeights, prompt_tokens: int, bonuses: Sequence[float]
+) -> list[float]:
+    """How far each of a few workers is from the best, in the unit of the profile, less a bonus of each.
+
+    Over their facts as plain numbers: for so few they are faster than columns.
+    """
+    loads = [load_of_one(each) for each in facts]
+    known = [each[Fact.PEAK_RATE] for each in facts if each[Fact.PEAK_RATE] == each[Fact.PEAK_RATE]]
+    mean = sum(known) / len(known) if known else 1.0
+    rates = [each[Fact.PEAK_RATE] if each[Fact.PEAK_RATE] == each[Fact.PEAK_RATE] else mean for each in facts]
+    found = [terms(each, rate, load, weights, max) for each, rate, load in zip(facts, rates, loads, strict=True)]
+    if weights.profile == "adaptive":
+        fastest = max(rates)
+        return [
+            (prompt_tokens - bonus + work) * (fastest / rate)
+            for (work, rate), bonus in zip(found, bonuses, strict=True)
+        ]
+    best = max(rate for rate, _ in found)
+    speed = weights.token_rate / best if best > 0 else 0.0
+    return [-(speed * rate + room) - bonus for (rate, room), bonus in zip(found, bonuses, strict=True)]
 
 
 def peaks(facts: Facts) -> Facts:
