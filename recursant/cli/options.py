@@ -11,6 +11,8 @@ import typer
 DEFAULT_RUN_DIR: Final = Path("run")
 RUN_DIR_VARIABLE: Final = "RECURSANT_RUN_DIR"
 API_VARIABLE: Final = "RECURSANT_API"
+# Of the commands that report a worker: the heading of these options.
+REPORTING: Final = "Where it reports, and as what"
 
 
 class Output(StrEnum):
@@ -52,6 +54,20 @@ RunDirOption = Annotated[
 ApiOption = Annotated[
     str | None,
     typer.Option("--api", envvar=API_VARIABLE, metavar="URL", help="The control API, as http://host:port."),
+]
+ReportToRedisOption = Annotated[
+    str | None,
+    typer.Option("--redis-url", envvar="RECURSANT_REDIS_URL", metavar="URL", rich_help_panel=REPORTING),
+]
+ReportToApiOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api",
+        envvar=API_VARIABLE,
+        metavar="URL",
+        help="The control API, where Redis cannot be reached.",
+        rich_help_panel=REPORTING,
+    ),
 ]
 ConfigOption = Annotated[
     Path | None,

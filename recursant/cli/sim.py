@@ -6,11 +6,20 @@ from typing import Annotated
 import typer
 
 from recursant import names
-from recursant.cli.options import LogFormat, LogFormatOption, LogLevel, LogLevelOption, RunDirOption, split_commas
+from recursant.cli.options import (
+    REPORTING,
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    ReportToApiOption,
+    ReportToRedisOption,
+    RunDirOption,
+    split_commas,
+)
 
 _WORKER = "The worker"
 _ENGINE = "Its engine"
-_REPORTING = "Where it reports"
 
 
 class Scheduling(StrEnum):
@@ -47,20 +56,8 @@ def sim(
         bool,
         typer.Option("--exclusive", help="Only agents whose policy names it may use it.", rich_help_panel=_WORKER),
     ] = False,
-    redis_url: Annotated[
-        str | None,
-        typer.Option("--redis-url", envvar="RECURSANT_REDIS_URL", metavar="URL", rich_help_panel=_REPORTING),
-    ] = None,
-    api: Annotated[
-        str | None,
-        typer.Option(
-            "--api",
-            envvar="RECURSANT_API",
-            metavar="URL",
-            help="The control API, for a worker that cannot reach Redis.",
-            rich_help_panel=_REPORTING,
-        ),
-    ] = None,
+    redis_url: ReportToRedisOption = None,
+    api: ReportToApiOption = None,
     run_dir: RunDirOption = None,
     advertise: Annotated[
         str | None,
@@ -69,11 +66,11 @@ def sim(
             metavar="HOST:PORT",
             help="Where Envoy reaches it.",
             show_default="its own host and port",
-            rich_help_panel=_REPORTING,
+            rich_help_panel=REPORTING,
         ),
     ] = None,
     report_interval_ms: Annotated[
-        int, typer.Option("--report-interval-ms", min=1, max=60_000, rich_help_panel=_REPORTING)
+        int, typer.Option("--report-interval-ms", min=1, max=60_000, rich_help_panel=REPORTING)
     ] = 200,
     profile: Annotated[
         str,

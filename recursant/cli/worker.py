@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recursant.cli.options import LogFormat, LogFormatOption, LogLevel, LogLevelOption, RunDirOption, split_commas
+from recursant.cli.options import (
+    REPORTING,
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    ReportToApiOption,
+    ReportToRedisOption,
+    RunDirOption,
+    split_commas,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -13,7 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="What runs beside a vLLM worker.")
 
 _ENGINE = "The vLLM beside it"
-_REPORTING = "Where it reports, and as what"
 _DECLARED = "What only its operators know"
 
 
@@ -59,25 +68,13 @@ def sidecar(
     scrape_interval_ms: Annotated[
         int, typer.Option("--scrape-interval-ms", min=100, max=60_000, rich_help_panel=_ENGINE)
     ] = 500,
-    redis_url: Annotated[
-        str | None,
-        typer.Option("--redis-url", envvar="RECURSANT_REDIS_URL", metavar="URL", rich_help_panel=_REPORTING),
-    ] = None,
-    api: Annotated[
-        str | None,
-        typer.Option(
-            "--api",
-            envvar="RECURSANT_API",
-            metavar="URL",
-            help="The control API, where Redis cannot be reached.",
-            rich_help_panel=_REPORTING,
-        ),
-    ] = None,
+    redis_url: ReportToRedisOption = None,
+    api: ReportToApiOption = None,
     run_dir: RunDirOption = None,
     worker_id: Annotated[
         str | None,
         typer.Option(
-            "--worker-id", envvar="RECURSANT_WORKER_ID", show_default="HOSTNAME-PORT", rich_help_panel=_REPORTING
+            "--worker-id", envvar="RECURSANT_WORKER_ID", show_default="HOSTNAME-PORT", rich_help_panel=REPORTING
         ),
     ] = None,
     advertise: Annotated[
@@ -88,7 +85,7 @@ def sidecar(
             metavar="HOST:PORT",
             help="Where Envoy reaches the vLLM.",
             show_default="this machine and the port of --url",
-            rich_help_panel=_REPORTING,
+            rich_help_panel=REPORTING,
         ),
     ] = None,
     interval_ms: Annotated[
@@ -98,7 +95,7 @@ def sidecar(
             envvar="RECURSANT_REPORT_INTERVAL_MS",
             min=20,
             max=60_000,
-            rich_help_panel=_REPORTING,
+            rich_help_panel=REPORTING,
         ),
     ] = 200,
     family: Annotated[

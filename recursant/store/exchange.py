@@ -1,10 +1,13 @@
-"""One exchange with Redis: bounded in time, with one kind of error, and never deaf to a cancellation."""
+"""Exchanges with Redis: bounded in time, with one kind of error, and never deaf to a cancellation."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
+from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 # A Redis on the same network answers within a millisecond; one that needs this long is as good as away.
@@ -17,9 +20,25 @@ class StoreError(Exception):
     """Redis cannot be reached, does not answer in time, or refuses."""
 
 
-def keepalive(url: str) -> dict[str, bool]:
-    """Options of a connection pool that notices a dead network; redis-py refuses them for a Unix socket."""
-    return {} if url.startswith("unix:") else {"socket_keepalive": True}
+def connection_pool(url: str, most: int) -> BlockingConnectionPool:
+    """Connections for commands, at most `most`; more callers than that wait for one, no longer than `TIMEOUT_S`.
+
+    Raises:
+        ValueError: `url` is none of Redis.
+    """
+    # redis-py refuses TCP's keep-alive, which notices a dead network, for a Unix socket.
+    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
+    return BlockingConnectionPool.from_url(
+        url,
+        max_connections=most,
+        timeout=TIMEOUT_S,
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        **keepalive,
+        protocol=2,
+        # Callers decide about trying again: they know what is still worth sending.
+        retry=Retry(NoBackoff(), 0),
+    )
 
 
 @contextlib.asynccontextmanager

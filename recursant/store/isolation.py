@@ -10,14 +10,12 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 
 from recursant.fleet.evidence import MAX_TEXT_CHARS, Reason
 from recursant.fleet.isolation import Isolation
 from recursant.store.codec import MAX_ID_CHARS
-from recursant.store.exchange import REDIS_ERRORS, TIMEOUT_S, bounded
+from recursant.store.exchange import REDIS_ERRORS, TIMEOUT_S, bounded, connection_pool
 from recursant.store.keys import ISOLATED, ISOLATION_OF
 from recursant.store.quiet_log import QuietLog
 
@@ -79,15 +77,7 @@ class IsolationStore:
         Raises:
             ValueError: it is none.
         """
-        self._pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=2,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._pool = connection_pool(url, 2)
         self._redis: Redis = Redis(connection_pool=self._pool)
         self._malformed = QuietLog(_log)
 

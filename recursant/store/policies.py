@@ -12,10 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from recursant.agents import policy_codec
 from recursant.agents.policy import AgentPolicy
@@ -27,7 +25,7 @@ from recursant.store.exchange import (
     StoreError,
     bounded,
     cancellations_so_far,
-    keepalive,
+    connection_pool,
     raise_if_cancelled_since,
     reason_of,
 )
@@ -153,16 +151,7 @@ class PolicyStore:
         Raises:
             ValueError: it is none.
         """
-        self._pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=4,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            **keepalive(url),
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._pool = connection_pool(url, 4)
         self._redis: Redis = Redis(connection_pool=self._pool)
         self._malformed = QuietLog(_log)
 

@@ -12,13 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from itertools import islice
 from typing import Any, Final, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 
 from recursant.routing.affinity_tables import Place
 from recursant.store.codec import MAX_ID_CHARS
-from recursant.store.exchange import REDIS_ERRORS, TIMEOUT_S, StoreError, bounded, keepalive
+from recursant.store.exchange import REDIS_ERRORS, TIMEOUT_S, StoreError, bounded, connection_pool
 from recursant.store.keys import SESSION_EVENTS, SESSIONS_OF
 from recursant.store.quiet_log import QuietLog
 
@@ -97,16 +95,7 @@ class SessionStore:
         Raises:
             ValueError: it is no URL of Redis.
         """
-        self._pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=3,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            **keepalive(url),
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._pool = connection_pool(url, 3)
         self._redis: Redis = Redis(connection_pool=self._pool)
         self._sender = sender
         self._ttl_s = ttl_s

@@ -12,10 +12,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from recursant.store.backoff import Backoff
 from recursant.store.codec import decode, encode
@@ -25,7 +23,7 @@ from recursant.store.exchange import (
     StoreError,
     bounded,
     cancellations_so_far,
-    keepalive,
+    connection_pool,
     raise_if_cancelled_since,
     reason_of,
 )
@@ -47,7 +45,7 @@ __all__ = [
 
 # For the whole hash, which may be megabytes.
 LOAD_TIMEOUT_S: Final = 5.0
-# Connections for commands; more callers than that wait for one, at most TIMEOUT_S.
+# Connections for commands.
 MAX_CONNECTIONS: Final = 16
 # The channel is asked for a sign of life when it was quiet for this long: well within the 600 ms of silence that
 # make a worker missing, so that a hung server is never taken for a silent worker.
@@ -114,17 +112,7 @@ class WorkerStore:
         Raises:
             ValueError: it is none.
         """
-        self._pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=MAX_CONNECTIONS,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            **keepalive(url),
-            protocol=2,
-            # Callers decide about trying again: they know what is still worth sending.
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._pool = connection_pool(url, MAX_CONNECTIONS)
         self._redis: Redis = Redis(connection_pool=self._pool)
         self._malformed = QuietLog(_log)
 
