@@ -30,7 +30,7 @@ def with_one_slot(make_stack: MakeStack) -> Stack:
     """Two processes over a worker that runs one request at a time."""
     stack: Stack = make_stack(workers=1, config=CONFIG, args=ARGS)
     stack.start_sim("--worker-id", "only", "--model", "Qwen/Qwen2.5-7B-Instruct", "--max-num-seqs", "1")
-    stack.wait_worker("only")
+    stack.wait_worker("only", timeout=60)
     stack.wait_until(lambda: stack.chat(agent="one", max_tokens=1).status_code == 200, what="Envoy knows the worker")
     stack.wait_until(lambda: stack.inflight() == 0, what="the worker is free")
     return stack
@@ -65,7 +65,7 @@ async def queued_up(
             finished.append(agent)
             return answer
 
-        long = Stack.chat_body(max_tokens=20_000, stream=True)
+        long = Stack.chat_body(max_tokens=8_000, ignore_eos=True, stream=True)
         async with client.stream("POST", "/v1/chat/completions", json=long, headers={AGENT_ID: "critical"}) as blocker:
             assert blocker.headers[SERVED_BY] == "only"
             tasks: list[asyncio.Task[httpx.Response]] = []

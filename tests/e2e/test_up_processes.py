@@ -78,7 +78,7 @@ def test_a_burst_is_shared_by_the_processes_and_spread_evenly_over_the_workers(s
 def test_each_process_sees_what_the_other_has_in_flight(shared: Stack) -> None:
     stack = shared
     # Two streams that go on for long: Envoy gives the second one to the process without a request.
-    with stack.stream(max_tokens=20_000) as one, stack.stream(max_tokens=20_000) as two:
+    with stack.stream(max_tokens=8_000, ignore_eos=True) as one, stack.stream(max_tokens=8_000, ignore_eos=True) as two:
         workers = {one.headers[SERVED_BY], two.headers[SERVED_BY]}
         assert len(workers) == 2
         own = [stack.service_metrics(name).by("recursant_inflight_requests", "worker") for name in PROCESSES]
