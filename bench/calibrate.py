@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recursant.sim.hardware import (
     A100,
@@ -29,6 +30,9 @@ from recursant.sim.hardware import (
     layer_seconds,
 )
 from recursant.sim.workloads.trace_file import TraceError, numbered_lines
+
+# Of the coefficients, or of what they miss.
+Logs = NDArray[np.float64]
 
 # Of a layer; `emb` runs once for the whole model and is below 0.2 % of a step.
 OPERATORS: Final = (
@@ -111,10 +115,10 @@ def fit_points(points: Sequence[Point], start: StepFit) -> StepFit:
     """The coefficients with the least squares of the logarithm of predicted / measured (Gauss-Newton, damped)."""
     values = np.log([start.weight_read, start.matmul, start.activation, start.layer_overhead_s])
 
-    def made(logs: Sequence[float]) -> StepFit:
+    def made(logs: Logs) -> StepFit:
         return StepFit(start.source, *(exp(value) for value in logs))
 
-    def misses(logs: Sequence[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    def misses(logs: Logs) -> Logs:
         fit = made(logs)
         return np.array([log(predicted(fit, point) / point.seconds) for point in points])
 

@@ -224,7 +224,7 @@ class Rig:
         config = self.folder / f"{transport}-{size}.yaml"
         config.write_text(yaml.safe_dump(configuration(redis_url, path)))
         # A module that is run by its name comes from the working directory first.
-        options = {"cwd": self.folder / COMPILED} if transport == COMPILED else {}
+        options: dict[str, Any] = {"cwd": self.folder / COMPILED} if transport == COMPILED else {}
         wanted = "lean" if transport == COMPILED else transport
         command = (PYTHON, "-m", "recursant.cli", "serve", "extproc", "--config", str(config), "--transport", wanted)
         async with child(command, self.folder / "logs" / f"{transport}-{size}", **options) as running:

@@ -158,8 +158,12 @@ def short_of_bandwidth_fleet() -> list[WorkerSpec]:
         max_model_len=A100_LLAMA_3_8B.max_model_len,
         kv_blocks=A100_LLAMA_3_8B.kv_blocks,
     )
-    slow = {"profile": profile, "bandwidth_taken": 1 - SHORT_BANDWIDTH, "claims": A100_LLAMA_3_8B}
-    return [replace(spec, **slow) if number < 2 else spec for number, spec in enumerate(llama_fleet())]
+    return [
+        replace(spec, profile=profile, bandwidth_taken=1 - SHORT_BANDWIDTH, claims=A100_LLAMA_3_8B)
+        if number < 2
+        else spec
+        for number, spec in enumerate(llama_fleet())
+    ]
 
 
 def llama_fleet(count: int = 8, *, profile: EngineProfile = A100_LLAMA_3_8B) -> list[WorkerSpec]:
