@@ -1,7 +1,8 @@
 """The same requests to real vLLM and to the simulated worker, and what of the answers is compared."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,32 @@ class Engine:
                 labels = {label for sample in family.samples for label in sample.labels} - {"le"}
                 found[family.name] = (family.type, tuple(sorted(labels)))
         return found
+
+    def answers_up_to(self, *tokens: int) -> list[int]:
+        """How many requests have ended with an answer of up to so many tokens: bounds of vLLM's histogram."""
+        found = dict.fromkeys(tokens, 0)
+        for family in text_string_to_metric_families(self.get("/metrics").text):
+            if family.name == "vllm:request_generation_tokens":
+                for sample in family.samples:
+                    bound = float(sample.labels.get("le", "inf"))
+                    if sample.name.endswith("_bucket") and bound in found:
+                        found[int(bound)] += int(sample.value)
+        return list(found.values())
+
+    def load(self) -> int:
+        """Requests that its HTTP server has."""
+        path, name = ("/sim/state", "in_flight") if self.name == "sim" else ("/load", "server_load")
+        load: int = self.get(path).json()[name]
+        return load
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Hold a simulated engine between two steps."""
+        self.post("/sim/faults", {"kind": "freeze"}).raise_for_status()
+        try:
+            yield
+        finally:
+            httpx.delete(f"{self.url}/sim/faults", timeout=REQUEST_S, trust_env=False).raise_for_status()
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""

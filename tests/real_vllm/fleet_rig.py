@@ -5,13 +5,15 @@ from typing import Any, Self
 
 import httpx
 from harness import Stack, wait_until
-from vllm_rig import REQUEST_S, START_S, VllmServer, say
+from vllm_rig import REQUEST_S, START_S, VllmServer, completion, say
 
 from recursant.supervise.rundir import ENDPOINTS_FILE
 
 # Blocks of 32 tokens: 2,560 tokens in all, little more than one request of the longest kind.
 SMALL_KV_BLOCKS = 80
 PRIORITY_SEQS = 4
+# 7,168 tokens: fewer than four requests of the longest kind.
+PRIORITY_KV_BLOCKS = 224
 SMALL_SEQS = 8
 CONFIG = """
 routing: {timeout_ms: 120000}
@@ -48,7 +50,7 @@ class Fleet:
             self._directory,
             "priority",
             *("--scheduling-policy", "priority", "--max-num-seqs", str(PRIORITY_SEQS)),
-            *("--num-gpu-blocks-override", "256"),
+            *("--num-gpu-blocks-override", str(PRIORITY_KV_BLOCKS), "--enable-server-load-tracking"),
             env={**env, "RECURSANT_WORKER_ID": "priority"},
         )
         self.small = VllmServer(
@@ -97,6 +99,17 @@ class Fleet:
                 START_S,
                 what=f"{server.name} is ready in the fleet",
             )
+
+    def restart_gateway(self) -> None:
+        """Start extproc afresh: it knows nothing but what workers report."""
+        self.stack.wait_restarted("extproc", self.stack.kill("extproc"))
+
+        def knows_all() -> bool:
+            metrics = self.stack.service_metrics("extproc")
+            return metrics.value("recursant_workers", state="ready") >= len(self.servers)
+
+        wait_until(knows_all, START_S, what="extproc knows every server")
+        wait_until(lambda: self.ask("/v1/completions", completion()).status_code == 200, what="it serves")
 
     def ask(self, path: str, body: Any, *, agent: str | None = "any", **options: Any) -> httpx.Response:
         """POST through the gateway."""

@@ -8,7 +8,7 @@ import pytest
 from fleet_rig import Fleet
 from harness import Program, recursant, wait_until
 from load import Load
-from vllm_rig import ADAPTER_DIR, MODEL, VllmServer, completion
+from vllm_rig import ADAPTER_DIR, MODEL, VllmServer, completion, say
 
 # A worker that was taken out for errors comes back by itself.
 BACK_S = 150.0
@@ -38,6 +38,17 @@ def answers_by(fleet: Fleet, count: int) -> set[str]:
         assert answer.status_code == 200, answer.text
         found.add(answer.headers["x-recursant-worker"])
     return found
+
+
+def seen_meanwhile(fleet: Fleet, model: str, count: int = 50) -> list[tuple[int, str]]:
+    """Status and error of so many requests, or of fewer, where the fleet has noticed that `spare` is dead."""
+    seen = []
+    for number in range(count):
+        if number and not ready(fleet, "spare"):
+            break
+        answer = fleet.ask("/v1/completions", {**completion(f"Request {number}", max_tokens=4), "model": model})
+        seen.append((answer.status_code, "" if answer.is_success else answer.json()["error"]["message"]))
+    return seen
 
 
 def ready(fleet: Fleet, worker_id: str) -> bool:
@@ -71,6 +82,13 @@ def test_a_killed_engine_costs_only_what_it_had(fleet: Fleet, spare: VllmServer)
         # A client that has part of an answer hears that it is over.
         load.wait()
         assert call.error
+    # Until the fleet has noticed, requests may still go there. Clients do not see it: another worker takes them.
+    served = seen_meanwhile(fleet, MODEL)
+    assert {status for status, _ in served} <= {200}, served
+    # Where there is no other worker, they see what vLLM said, or that nobody is there, or has ever been.
+    alone = seen_meanwhile(fleet, spare.model, count=1)
+    assert {status for status, _ in alone} <= {500, 503, 404}, alone
+    say(f"until the fleet had noticed: {len(served)} requests, all served; for this worker alone: {alone}")
     wait_until(lambda: not spare.alive, what="vLLM ends with its engine")
     wait_until(lambda: not ready(fleet, "spare"), what="the fleet has noticed")
     assert "spare" not in answers_by(fleet, 12)

@@ -4,12 +4,15 @@ What is known to differ is named here and in the table; everything else must be 
 """
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 from both import Engine, shape, start_sim
-from fleet_rig import PRIORITY_SEQS, SMALL_KV_BLOCKS, SMALL_SEQS, Fleet
+from fleet_rig import PRIORITY_KV_BLOCKS, PRIORITY_SEQS, SMALL_KV_BLOCKS, SMALL_SEQS, Fleet
+from harness import wait_until
 from load import Load
 from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, completion, token_prompt
 
@@ -23,6 +26,9 @@ MESSAGE = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
 TOO_LONG = "zq " * 3_000
 # vLLM's has some thirty labels; the simulated worker gives those that mean something to it.
 CONFIG_INFO = "vllm:cache_config_info"
+# How long an engine runs between two looks at it, and how often it is looked at in the end.
+RUN_S = 0.03
+SAMPLES = 2_000
 # Of a server that was put to sleep once.
 SLEEP_OPERATIONS = "vllm:sleep_mode_operation"
 
@@ -31,7 +37,8 @@ SLEEP_OPERATIONS = "vllm:sleep_mode_operation"
 def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A simulated worker with the settings of the real one called `priority`."""
     arguments = ("--scheduling-policy", "priority", "--max-num-seqs", str(PRIORITY_SEQS))
-    program, engine = start_sim(tmp_path_factory.mktemp("sim"), *arguments, "--kv-blocks", "512")
+    blocks = PRIORITY_KV_BLOCKS * BLOCK_TOKENS // SIM_BLOCK_TOKENS
+    program, engine = start_sim(tmp_path_factory.mktemp("sim"), *arguments, "--kv-blocks", str(blocks))
     yield engine
     program.end()
 
@@ -66,10 +73,11 @@ def test_metrics_have_the_same_names_types_and_labels(real: Engine, sim: Engine)
         ("/v1/completions", {**COMPLETION, "prompt": ["a b", "c d"]}),
         ("/v1/completions", {**COMPLETION, "n": 2, "temperature": 1}),
         ("/v1/chat/completions", CHAT),
+        ("/v1/responses", RESPONSE),
         ("/v1/messages", MESSAGE),
         ("/tokenize", {"model": MODEL, "prompt": "The queue"}),
     ],
-    ids=["completion", "prompts", "choices", "chat", "message", "tokenize"],
+    ids=["completion", "prompts", "choices", "chat", "response", "message", "tokenize"],
 )
 def test_whole_answers_have_the_same_form(real: Engine, sim: Engine, path: str, body: dict[str, Any]) -> None:
     theirs, ours = real.post(path, body), sim.post(path, body)
@@ -174,6 +182,99 @@ def test_load_reports_on_answers_are_the_same(real: Engine, sim: Engine) -> None
         headers = {"endpoint-load-metrics-format": form}
         theirs, ours = (each.post("/v1/completions", COMPLETION, headers=headers) for each in (real, sim))
         assert ours.headers.get("endpoint-load-metrics") == theirs.headers.get("endpoint-load-metrics")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("max_tokens", each) for each in ("4", "4.0", 4.0, " +4 ", "0_4", "4.5", 4.5, "0x4", "4e0", "", "_4", [4])),
+        *(("stream", each) for each in ("true", "ON", "y", 1, 1.0, "no", 0, 2, " true", "", [1])),
+        *(("ignore_eos", "t"), ("priority", "3"), ("priority", 2.0), ("seed", "7"), ("seed", 1.5), ("n", "1")),
+    ],
+    ids=str,
+)
+def test_numbers_and_truth_values_are_read_alike(real: Engine, sim: Engine, field: str, value: Any) -> None:
+    theirs, ours = (each.post("/v1/completions", {**COMPLETION, field: value}) for each in (real, sim))
+    assert ours.status_code == theirs.status_code
+    assert ours.headers["content-type"] == theirs.headers["content-type"]
+    if ours.status_code != 200:
+        assert error(ours) == error(theirs)
+
+
+Hold = Callable[[], AbstractContextManager[None]]
+
+
+def both_held(real: Engine, sim: Engine, fleet: Fleet) -> list[tuple[Engine, Hold]]:
+    """Both engines, each with what holds it."""
+    return [(real, fleet.priority.stopped), (sim, sim.frozen)]
+
+
+def watched(
+    engine: Engine, hold: Hold, requests: Sequence[tuple[int, int]], *, prompt_tokens: int, bounds: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Send requests to an engine that is held, let it go by little steps, and see how many ended, by their length.
+
+    The engine itself says who has ended, by its histogram of lengths: the way of an answer to us takes its own time.
+
+    Args:
+        engine: one of the two.
+        hold: what holds it.
+        requests: each a priority and a length of the answer.
+        prompt_tokens: of each.
+        bounds: of the histogram; what is longer than the last is not counted.
+
+    Returns:
+        At each look, how many had ended of each length; at the last one all had.
+    """
+
+    def ended() -> list[int]:
+        now = engine.answers_up_to(*bounds)
+        return [count - base for count, base in zip(now, before, strict=True)]
+
+    before = engine.answers_up_to(*bounds)
+    wanted = sum(tokens <= bounds[-1] for _, tokens in requests)
+    seen: list[tuple[int, ...]] = []
+    with Load(engine.url) as load:
+        with hold():
+            for number, (priority, tokens) in enumerate(requests):
+                body = completion(token_prompt(prompt_tokens, number), max_tokens=tokens, priority=priority)
+                load.start(f"{priority} {number}", body)
+                wait_until(lambda: engine.load() >= len(load.calls), what="it has come")
+        while len(seen) < SAMPLES and (not seen or sum(seen[-1]) < wanted):
+            time.sleep(RUN_S)
+            with hold():
+                counts = ended()
+            seen.append(tuple(here - shorter for here, shorter in zip(counts, [0, *counts], strict=False)))
+        calls = load.wait()
+    lengths = [tokens for _, tokens in requests]
+    assert [(call.status, call.error, call.tokens) for call in calls] == [(200, "", each) for each in lengths]
+    return seen
+
+
+def test_priorities_are_served_in_the_same_order(real: Engine, sim: Engine, fleet: Fleet) -> None:
+    # All places are taken by the first: one is free soon, the others are not until all is over.
+    running = [(-9, 15), *[(-9, 1_500)] * (PRIORITY_SEQS - 1)]
+    waiting = [(5, 190), (5, 190), (0, 90), (-3, 45), (0, 90), (-3, 45)]
+    for engine, hold in both_held(real, sim, fleet):
+        seen = watched(engine, hold, running + waiting, prompt_tokens=8, bounds=(20, 50, 100, 200))
+        # The most urgent first, whenever they came; each class when the one before has ended.
+        order = {(place, urgent, others, least) for place, urgent, others, least in seen}
+        assert order <= {
+            *((0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 0, 0), (1, 2, 0, 0)),
+            *((1, 2, 1, 0), (1, 2, 2, 0), (1, 2, 2, 1), (1, 2, 2, 2)),
+        }, f"{engine.name}: {seen}"
+        assert len(order) > 3, f"{engine.name}, too little was seen: {seen}"
+
+
+def test_the_same_request_is_preempted(real: Engine, sim: Engine, fleet: Fleet) -> None:
+    """Where the KV cache ends, the least important one gives way, of equal ones the last; and it loses no token."""
+    requests = [(5, 600), (5, 450), (0, 600), (0, 600)]
+    for engine, hold in both_held(real, sim, fleet):
+        before = engine.metric("vllm:num_preemptions_total")
+        seen = watched(engine, hold, requests, prompt_tokens=1_400, bounds=(500, 1_000))
+        assert engine.metric("vllm:num_preemptions_total") > before
+        # It has the shortest way to go, and ends last.
+        assert all(not victim or others == 3 for victim, others in seen), f"{engine.name}: {seen}"
 
 
 def test_preemption_loses_no_token(fleet: Fleet, small_sim: Engine) -> None:

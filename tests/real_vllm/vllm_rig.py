@@ -185,6 +185,16 @@ class VllmServer:
         finally:
             self.client.post("/resume").raise_for_status()
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Hold the engine's process where it is; its HTTP server goes on taking requests, and the plugin reporting."""
+        pid = self.engine_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def memory_mb(self) -> float:
         """Proportional set size of all its processes, MB."""
         total = 0
