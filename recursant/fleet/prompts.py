@@ -1,8 +1,8 @@
 """Prompts that workers have still to read: sent, and the answer has not begun.
 
-A worker's report tells of the requests that wait, and no longer of one whose prompt it reads piece by piece: it looks
-idle though 100,000 tokens are ahead of whoever comes next. The gateway knows better. It sent the prompt, and it sees
-the answer begin.
+What a worker reports is a beat old, counts a token of a long prompt like one of a short one, and, where the engine is
+scraped from outside, tells nothing of a prompt that is read piece by piece: it looks idle though 100,000 tokens are
+ahead of whoever comes next. The gateway knows better. It sent the prompt, and it sees the answer begin.
 """
 
 import heapq

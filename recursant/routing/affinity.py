@@ -163,7 +163,11 @@ class Led:
 
 class _ReadOnly(Affinity):
     def __init__(self, known: Affinity) -> None:
-        self.__dict__.update(known.__dict__)
+        # Without tables of its own.
+        self.sessions = known.sessions
+        self.prefixes = known.prefixes
+        self.on_placed = None
+        self._lives = known._lives
 
     def placed(self, trail: Trail, worker_id: str, tokens: int, now: float) -> None:
         """Remember nothing."""

@@ -142,7 +142,7 @@ def _queue(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
 
 def _work(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
     sent = facts[Fact.PROMPT_TOKENS_SENT] - facts[Fact.CACHED_TOKENS_SENT]
-    # What we know ourselves to be unread, where that is more: reports do not tell of a prompt that is being read.
+    # What we know ourselves to be unread, where that is more: not every report tells of a prompt that is being read.
     ahead = larger(facts[Fact.WAITING_TOKENS] + sent, facts[Fact.UNREAD_WORK])
     held = larger(0.0, facts[Fact.KV_HELD_TOKENS])
     return LEAST_WORK + ahead + WORK_OF_A_REQUEST * load + WORK_OF_A_HELD_TOKEN * held
