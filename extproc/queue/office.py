@@ -8,7 +8,8 @@ from typing import Final
 from extproc.holding import REPORTS_TOGETHER_S
 from extproc.queue.board import Board
 from extproc.queue.messages import Hello, Reply, Request
-from extproc.queue.owner import Entry, Places, QueueOwner, Wanted
+from extproc.queue.owner import Entry, QueueOwner, Wanted
+from extproc.queue.place import Places
 from extproc.queue.pools import Pools
 from extproc.queue.wire import Wire
 from recursant.admission.queue import HoldQueue

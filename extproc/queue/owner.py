@@ -6,9 +6,10 @@ asked for it counts it itself, or says that it does not take it, or is gone: nob
 
 from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from extproc.queue.messages import Declined, Enter, Freed, Full, Granted, Leave, Placed, Refused, Reply, Request
+from extproc.queue.place import Place, Places
 from recursant.admission.queue import Held, HoldQueue
 from recursant.agents.priority import PriorityClass
 from recursant.routing.picker import Refusal
@@ -18,30 +19,6 @@ PROMISE_SECONDS: Final = 1.0
 
 # What decides which workers somebody waits for: family, model, exclusive ones.
 Wanted = tuple[str, str, frozenset[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A place that is counted here, for another process to take over. See `extproc.gateway.Decision`."""
-
-    rows: tuple[int, ...]
-    model: str
-    fallback: str | None
-    shaped: int | None
-    affinity: str | None
-    cached_tokens: int
-    prompt_tokens: int
-    answer_tokens: int
-
-
-class Places(Protocol):
-    """Finds places and counts them."""
-
-    def find(self, enter: Enter, count_as: PriorityClass | None, fallback: str | None) -> Place | Refusal:
-        """A place for a request, counted until it is released."""
-
-    def release(self, place: Place) -> None:
-        """Count a place no more."""
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from typing import Final, cast
 
 from extproc.gateway import Decision, Demand, Gateway, Recorder
 from extproc.queue.messages import Enter
-from extproc.queue.owner import Place
+from extproc.queue.place import Place
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest

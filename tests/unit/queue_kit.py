@@ -24,6 +24,30 @@ from recursant.fleet.worker import WorkerRecord
 from recursant.problems import ApiProblem
 from recursant.routing.need import Need
 
+AGENTS = (
+    {"agent_id": "critical", "model_family": "qwen", "class": "critical"},
+    {"agent_id": "high", "model_family": "qwen", "class": "high"},
+    {"agent_id": "one", "model_family": "qwen", "class": "normal"},
+    {"agent_id": "two", "model_family": "qwen", "class": "normal"},
+    {"agent_id": "low", "model_family": "qwen", "class": "low"},
+    {"agent_id": "phi", "model_family": "phi", "class": "normal"},
+    {"agent_id": "drops", "model_family": "qwen", "class": "normal", "fallback_strategy": "drop"},
+    {"agent_id": "degrades", "model_family": "qwen", "class": "normal", "fallback_strategy": "degrade_to_phi"},
+    {"agent_id": "batch", "model_family": "qwen", "class": "critical", "batch_window_ms": 500},
+    {"agent_id": "turns", "model_family": "qwen", "class": "low", "fallback_strategy": "round_robin"},
+    {
+        "agent_id": "retries",
+        "model_family": "qwen",
+        "class": "normal",
+        "fallback_strategy": "queue_and_retry",
+        "retry_max": 3,
+        "retry_delay_ms": 2_000,
+    },
+)
+# A batch goes when its window ends, in its process; who comes when is another matter.
+NAMES = [str(agent["agent_id"]) for agent in AGENTS if "batch_window_ms" not in agent]
+CONFIG = Config.model_validate({"agents": AGENTS, "routing": {"timeout_ms": 30_000}, "limits": {"held_requests": 6}})
+PROCESSES = 3
 COLUMNS = 16
 AGEING_S = 10.0
 
