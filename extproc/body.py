@@ -46,7 +46,7 @@ def read_json_body(body: bytes, prefix_seed: str | None = None) -> BodyFacts | A
     model = content.get("model")
     if model is not None and not isinstance(model, str):
         return bad_request("model must be a string", param="model")
-    limit = content.get("max_completion_tokens") or content.get("max_tokens")
+    limit = content.get("max_completion_tokens") or content.get("max_tokens") or content.get("max_output_tokens")
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         limit = None
     named = None if model in (None, "", names.AUTO_MODEL) else model

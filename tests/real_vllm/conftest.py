@@ -1,5 +1,6 @@
 """Fixtures: one gateway, and behind it three real vLLM servers with different settings."""
 
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ from vllm_rig import HOME, MODEL_DIR, say
 # Where vLLM's start is part of a test, it is most of its time.
 TEST_S = 600
 _STACKS = pytest.StashKey[list[Stack]]()
+
+
+def pytest_configure() -> None:
+    # Whoever ends the tests ends the engines, too: they outlive a server that is killed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
