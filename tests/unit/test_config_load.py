@@ -178,7 +178,7 @@ gateway: {port: 70000}
                 "routing.time-out-ms",
                 None,
                 "unknown key, did you mean timeout_ms?",
-                "candidates, default_fallback, timeout_ms, weights",
+                "affinity, candidates, default_fallback, timeout_ms, weights",
             ),
             (5, "workers[0].host", None, "missing", "a host name or an IP address"),
         ],
