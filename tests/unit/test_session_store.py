@@ -94,6 +94,41 @@ async def test_what_is_malformed_there_is_left_out(server: RedisServer) -> None:
         assert list(await store.load(100, now=0.0)) == [b"a"]
 
 
+async def test_a_stretch_that_is_full_takes_no_more_and_still_tells(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recursant.store.sessions.MOST_KEPT", 2)
+    clock = Clock()
+    async with store_of(server, clock) as store, store_of(server, clock, "other") as other:
+        await store.write({b"a": place("w1"), b"b": place("w1")})
+        async with Redis.from_url(server.url) as redis, contextlib.aclosing(other.follow()) as batches:
+            heard = asyncio.ensure_future(anext(batches))
+            async with asyncio.timeout(WAIT_S):
+                while not (await redis.pubsub_numsub(SESSION_EVENTS))[0][1]:  # noqa: ASYNC110 - Redis does not tell
+                    await asyncio.sleep(0.01)
+            await store.write({b"c": place("w2")})
+            async with asyncio.timeout(WAIT_S):
+                assert list(await heard) == [b"c"]
+        assert set(await store.load(100, now=0.0)) == {b"a", b"b"}
+        clock.now += TTL_S
+        await store.write({b"d": place("w1")})
+        assert b"d" in await store.load(100, now=0.0)
+
+
+async def test_a_redis_that_hangs_is_given_up(server: RedisServer) -> None:
+    async with store_of(server, Clock()) as store:
+        await store.write({b"a": place("w1")})
+        server.pause()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(StoreError):
+                    await store.write({b"b": place("w1")})
+                with pytest.raises(StoreError):
+                    await store.load(100, now=0.0)
+        finally:
+            server.resume()
+
+
 @pytest.mark.parametrize(
     "data",
     [

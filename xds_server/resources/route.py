@@ -49,6 +49,7 @@ _EXPOSED: Final = (
     names.SERVED_BY,
     names.SERVED_AGENT,
     names.FALLBACK,
+    names.AFFINITY,
     names.CLAMPED,
     names.RETRY_AFTER,
     names.REQUEST_ID,
