@@ -374,6 +374,31 @@ def test_a_session_stays_and_without_one_nothing_is_said() -> None:
     assert desk.recorded.affinities == [("chat", "kept")] * 20
 
 
+def test_scaling_moves_only_the_sessions_that_must_move() -> None:
+    """SPEC D2."""
+    desk = Desk(fleet(3))
+    table = desk.gateway.table
+
+    def beat(*names: str) -> None:
+        for name in names:
+            table.upsert(record(name, max_num_seqs=64))
+
+    homes = {}
+    for number in range(30):
+        homes[f"s{number}"] = desk.place(f"s{number}")[0]
+        beat("w1", "w2", "w3")
+    assert set(homes.values()) == {"w1", "w2", "w3"}
+    beat("w4", "w5")
+    for session, worker in homes.items():
+        assert desk.place(session) == (worker, "kept")
+        beat("w1", "w2", "w3")
+    table.remove("w2")
+    for session, worker in homes.items():
+        there, said = desk.place(session)
+        assert (there == worker, said) == ((False, "moved:gone") if worker == "w2" else (True, "kept"))
+        beat("w1", "w3", "w4", "w5")
+
+
 def test_an_agent_or_a_weight_of_nothing_switches_it_off() -> None:
     for desk in (Desk(fleet(), affinity="none"), Desk(fleet(), weights=ScoreWeights(affinity=0.0))):
         assert len({desk.place("a") for _ in range(60)}) == 5
