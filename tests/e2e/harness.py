@@ -166,6 +166,11 @@ class Program:
         """Wait for its end; the exit status."""
         return self.process.wait(timeout)
 
+    def kill(self) -> int:
+        """SIGKILL; the exit status."""
+        self.process.kill()
+        return self.process.wait()
+
     def end(self) -> int:
         """SIGTERM, and SIGKILL if that does not help in time."""
         self.send(signal.SIGTERM)
@@ -239,17 +244,17 @@ class Stack:
         return self.up.wait()
 
     def close(self) -> None:
-        """Stop everything, whatever state it is in. Harmless twice."""
+        """End everything at once, whatever state it is in. Harmless twice.
+
+        `kill -9`: what is left of a test needs no drain, and nothing may survive it. `stop()` is how users end it.
+        """
         for client in self._clients:
             client.close()
         if self._program is None:
             return
-        pids = self._pids_or_none()
-        try:
-            self.stop(signal.SIGTERM)
-        except subprocess.TimeoutExpired:
-            self.up.process.kill()
-            self.up.process.wait()
+        pids = [*self._pids_or_none(), *(program.pid for program in self._extra)]
+        for program in (self.up, *self._extra):
+            program.kill()
         wait_until(lambda: not any(map(alive, pids)), what="all processes are gone")
 
     @property

@@ -149,7 +149,7 @@ def test_a_run_directory_too_long_for_sockets(make_stack: MakeStack, tmp_path: P
     [listen] = stack.endpoints.extproc
     assert not listen.startswith(f"unix:{folder}")
     assert stack.chat().headers["x-recursant-worker"] in stack.worker_pids
-    stack.close()
+    assert stack.stop() == 0
     assert not Path(listen.removeprefix("unix:")).exists()
 
 
