@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +17,7 @@ from bench.fleet_sim.runs import Outcome, Task, simulate
 from bench.fleet_sim.scenarios import SCENARIOS, scaled
 from recursant.sim.fleet.events import Events
 from recursant.sim.fleet.request import Ending, Request
-from recursant.sim.fleet.results import chance_stddev, jain, percentile, stddev, windows
+from recursant.sim.fleet.results import Summary, chance_stddev, jain, percentile, stddev, windows
 from recursant.sim.fleet.worker import SimulatedWorker
 from recursant.sim.profiles import A100_LLAMA_3_8B, MIB
 from recursant.sim.workloads.arrival import Arrival
@@ -72,6 +72,23 @@ def test_files_hold_the_reference_figures(tmp_path: Path) -> None:
     assert (success["before"], success["ours"], success["ours_range"]) == (0.94, 0.997, [0.996, 0.998])
     row = written["rows"][0]
     assert (row["workload"], row["policy"], row["metric"], row["value"]) == ("mixed", ROUND_ROBIN, "p99_ms", 2_000.0)
+
+
+def test_every_run_of_the_plan_is_in_a_table_and_every_workload_is_compared(tmp_path: Path) -> None:
+    numbers = dict.fromkeys((field.name for field in fields(Summary)), 0.5) | {"recovery_s": 1.0, "load": 0.9}
+    line = ((1.0, 0.5), (10.0, 1.0))
+    tasks = plan.tasks([0, 1], quick=False)
+    found = Outcomes(Outcome(task, numbers, 1.0, 100.0, line, line, (0.5, 0.6)) for task in tasks)
+    report.write_results(tmp_path, found, ["a run"])
+    text = (tmp_path / "fleet.md").read_text()
+    # One row for each task, whatever its seed, beside the tables of figures and of verdicts.
+    rows = [each for each in text.splitlines() if each.count("|") == 13 and "---" not in each and "goodput" not in each]
+    assert len(rows) == len(tasks) / 2
+    verdicts = text.split("### Where ours is ahead")[1].split("##")[0]
+    assert all(f"| {name} |" in verdicts for name in SCENARIOS)
+    for plot in ("fairness", "latency-cdf", "p99-over-time", "use-of-workers", "goodput-at-rising-load"):
+        assert f"({plot}.svg)" in text
+        assert ElementTree.parse(tmp_path / f"{plot}.svg").getroot().tag.endswith("svg")  # noqa: S314 - our own text
 
 
 @pytest.mark.parametrize(
