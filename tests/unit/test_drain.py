@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from api_kit import Rig, error_of, rig
 from fleet_kit import record
-from test_api import Rig, error_of, rig
 from test_cli_workers import Api, api
 
 from recursant.api.drain import in_flight_at
