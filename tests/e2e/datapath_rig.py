@@ -203,6 +203,15 @@ class Verdict:
     response_headers: Mapping[str, str] = field(default_factory=dict)
 
 
+async def _serving(_request: bytes, _context: object) -> bytes:
+    """HealthCheckResponse{status: SERVING}."""
+    return b"\x08\x01"
+
+
+# Envoy asks for it where there are several ext_proc processes.
+_HEALTHY = grpc.unary_unary_rpc_method_handler(_serving)
+
+
 class ExtProc(ext_proc_pb2_grpc.ExternalProcessorServicer):
     """Answers as the contract says, by a function that the test sets."""
 
@@ -533,6 +542,8 @@ class Rig:
                 options=[("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
             )
             ext_proc_pb2_grpc.add_ExternalProcessorServicer_to_server(self.ext_proc, self._ext_proc_server)
+            health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": _HEALTHY})
+            self._ext_proc_server.add_generic_rpc_handlers((health,))
             self._ext_proc_server.add_insecure_port(f"unix:{self.socket}")
             await self._ext_proc_server.start()
 
