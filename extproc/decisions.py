@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from extproc.decision import Arrival, Decision, Demand
 from extproc.desk import Outcome, Ticket
-from extproc.gateway import Arrival, Decision, Demand
 from recursant import names
 from recursant.config.model import Decisions, Routing
 from recursant.fleet.table import FleetTable

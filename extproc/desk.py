@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from extproc.gateway import Decision, Demand, Gateway
+from extproc.decision import Decision, Demand
+from extproc.gateway import Gateway
 from recursant import names
 from recursant.admission.queue import Held, HoldQueue
 from recursant.admission.verdict import Degrade, Hold, TakeTurns, Verdict, verdict

@@ -7,13 +7,15 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from extproc.body import BodyFacts, is_json
+from extproc.decision import Arrival, Decision, Demand
 from extproc.ids import Ids
+from extproc.sinks import EvidenceSink, Recorder, ignore_evidence
 from recursant import names
 from recursant.admission.calibration import Calibration
 from recursant.admission.classes import class_by_rules
@@ -23,7 +25,6 @@ from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest, AgentResolver
 from recursant.config.live import GatewayRules
 from recursant.config.model import Config
-from recursant.fleet.evidence import Evidence
 from recursant.fleet.prompts import Prompts
 from recursant.fleet.table import Fact, FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
@@ -41,119 +42,6 @@ MAX_RETRY_AFTER_S: Final = 60
 _NO_EXCLUSIVE: Final = frozenset[str]()
 # Lengths of models, for filters that do not look at them.
 _UNCOMPARED: Final = np.empty(0)
-
-
-class Recorder(Protocol):
-    """Where the decision leaves its numbers. Labels are configured names and known workers only."""
-
-    def request_finished(self, agent: str, worker: str, outcome: str) -> None:
-        """Count a request whose stream has ended."""
-
-    def decided(self, seconds: float) -> None:
-        """Record the time of one decision."""
-
-    def fallback_taken(self, agent: str, strategy: str) -> None:
-        """Count a fallback."""
-
-    def affinity_settled(self, agent: str, outcome: str) -> None:
-        """Count what became of a request's affinity (`recursant.routing.affinity`)."""
-
-
-class EvidenceSink(Protocol):
-    """Takes what requests show about workers; `Ward.witness` is one."""
-
-    def __call__(self, worker_id: str, evidence: Evidence, *, text: str = "", since: float | None = None) -> None:
-        """Take one piece of evidence; `since` is when the request was sent, in the gateway's time."""
-
-
-def ignore_evidence(worker_id: str, evidence: Evidence, *, text: str = "", since: float | None = None) -> None:
-    """Take evidence and do nothing with it."""
-
-
-# Not frozen, as nothing that is made for every request: that alone would triple the time to make one.
-@dataclass(slots=True)
-class Arrival:
-    """A request as its headers show it.
-
-    Attributes:
-        agent: who sends it, its policy applied.
-        at_s: when it came, monotonic seconds.
-        content_length: bytes of the body; None where the headers do not tell.
-        json_body: it has a body that is JSON.
-        real_time: it says that somebody waits for it.
-        request_headers: to set towards the worker for this request alone.
-        session: what it says of its session; empty for nothing.
-    """
-
-    agent: AgentRequest
-    at_s: float
-    content_length: int | None
-    json_body: bool
-    real_time: bool
-    request_headers: tuple[tuple[str, str], ...]
-    session: bytes = b""
-
-
-@dataclass(slots=True)
-class Demand:
-    """A request with everything known that decides about it.
-
-    Attributes:
-        agent: who sends it.
-        need: what the worker must have.
-        priority_class: with the rules applied.
-        checked: its model name was compared with what it may use.
-        deadline_s: no first byte later than this, monotonic seconds.
-        stands_in_for: the names of the family that this one replaces.
-        trail: what leads to the worker that served earlier ones; None for nothing.
-    """
-
-    agent: AgentRequest
-    need: Need
-    priority_class: PriorityClass
-    checked: bool
-    deadline_s: float
-    stands_in_for: frozenset[str] = frozenset()
-    trail: Trail | None = None
-
-
-@dataclass(slots=True)
-class Decision:
-    """Where a request goes.
-
-    Attributes:
-        rows: rows of the fleet table, best first.
-        endpoints: the same as Envoy reads them, "ip:port,ip:port".
-        model: what "auto" becomes; "" where nothing is known.
-        allowed_models: the names that the body may use, "," around each; "" for any.
-        replaced_models: names that become `model` as "auto" does, "," around each: what another family stands in for.
-        engine_priority: for vLLM's own `priority`; None where no candidate runs priority scheduling.
-        fallback: the fallback that was taken, for `x-recursant-fallback`.
-        max_tokens: the most tokens of output that the body may ask for; None: as many as it likes.
-        shaped: the tokens of output that memory left, where it decided.
-        affinity: whether it went where its session or prefix is, for `x-recursant-affinity`; None: it has neither.
-        cached_tokens: of its prompt, what the first worker is believed to have cached.
-        prompt_tokens, answer_tokens: what it counts with at the first of `rows`.
-    """
-
-    rows: tuple[int, ...]
-    endpoints: str
-    model: str
-    allowed_models: str
-    engine_priority: int | None
-    replaced_models: str = ""
-    fallback: str | None = None
-    max_tokens: int | None = None
-    shaped: int | None = None
-    affinity: str | None = None
-    cached_tokens: int = 0
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
-
-    def need_of(self, demand: Demand) -> Need:
-        """What the request was placed with."""
-        need = demand.need
-        return need if self.shaped is None else replace(need, expected_tokens=self.shaped)
 
 
 class Gateway:

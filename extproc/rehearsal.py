@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from extproc.body import BodyFacts
+from extproc.decision import Arrival, Decision, Demand
 from extproc.desk import Desk, Outcome, Ticket
-from extproc.gateway import Arrival, Decision, Demand, Gateway
+from extproc.gateway import Gateway
 from recursant import names
 from recursant.admission.queue import HoldQueue
 from recursant.agents.policy import DEGRADE_PREFIX

@@ -13,9 +13,10 @@ from google.protobuf.message import DecodeError
 
 from extproc import messages
 from extproc.body import BodyFacts, read_json_body
+from extproc.decision import Arrival, Decision, Demand
 from extproc.decisions import DecisionLog, Note
 from extproc.desk import Desk, Ticket
-from extproc.gateway import Arrival, Decision, Demand, Gateway
+from extproc.gateway import Gateway
 from extproc.stream import SessionFactory, StreamError
 from extproc.witness import Witness
 from recursant import names

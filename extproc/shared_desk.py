@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from extproc.decision import Decision, Demand
 from extproc.desk import Desk, Outcome, Ticket, queue_full
-from extproc.gateway import Decision, Demand, Gateway
+from extproc.gateway import Gateway
 from extproc.queue.messages import Declined, Enter, Full, Granted, Leave, Placed, Refused, Reply, Request
 from extproc.queue.owner import PROMISE_SECONDS
 from recursant.admission.queue import HoldQueue

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Final, cast
 
-from extproc.gateway import Decision, Demand, Gateway, Recorder
+from extproc.decision import Decision, Demand
+from extproc.gateway import Gateway
 from extproc.queue.messages import Enter
 from extproc.queue.place import Place
+from extproc.sinks import Recorder
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest

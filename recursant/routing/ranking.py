@@ -125,7 +125,7 @@ class _Ranking:
         facts = table.facts(found.rows)
         load = load_of(facts)
         self._rows = found.rows.tolist()
-        self._place_of = {row: place for place, row in enumerate(self._rows)}
+        self._place_of = found.places
         self._lengths = found.max_model_len.tolist()
         self._loads = load.tolist()
         # Of each whose facts were looked at one by one.

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from fleet_kit import PHI, QWEN, Recorded, record
 
+from extproc.decision import Arrival, Decision, Demand
 from extproc.desk import Desk, Ticket
-from extproc.gateway import Arrival, Decision, Demand, Gateway
+from extproc.gateway import Gateway
 from extproc.queue.board import Board
 from extproc.queue.messages import Freed, Reply, Request, decode, encode
 from extproc.queue.owner import Entry, QueueOwner

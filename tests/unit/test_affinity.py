@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.body import BodyFacts, read_json_body
-from extproc.gateway import Arrival, Decision, Demand, Gateway
+from extproc.decision import Arrival, Decision, Demand
+from extproc.gateway import Gateway
 from recursant.agents.policy import AgentPolicy
 from recursant.config.model import AffinityBounds, Config, Routing, ScoreWeights
 from recursant.fleet.table import FleetTable

@@ -8,8 +8,9 @@ from fleet_kit import PHI, QWEN, Recorded, record, table_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.decision import Arrival, Decision, Demand
 from extproc.desk import Desk, Ticket
-from extproc.gateway import Arrival, Decision, Demand, Gateway
+from extproc.gateway import Gateway
 from recursant.admission.queue import HoldQueue
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.request import AgentRequest

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from fleet_kit import Recorded, record, table_of
 
+from extproc.decision import Arrival, Decision, Demand
 from extproc.decisions import DecisionLog
 from extproc.desk import Desk, Outcome, Ticket
-from extproc.gateway import Arrival, Decision, Demand, Gateway
+from extproc.gateway import Gateway
 from recursant.admission.queue import HoldQueue
 from recursant.admission.rules import Admission, ClassRules, SlotShares
 from recursant.agents.policy import AgentPolicy

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from extproc.decision import Arrival, Decision, Demand
 from extproc.desk import Desk, Ticket
-from extproc.gateway import Arrival, Decision, Demand, Gateway
+from extproc.gateway import Gateway
 from extproc.holding import REPORTS_TOGETHER_S
 from extproc.witness import Witness
 from recursant import names
@@ -69,16 +70,16 @@ class _Silent:
     """A recorder for which nothing has to be kept."""
 
     def request_finished(self, agent: str, worker: str, outcome: str) -> None:
-        """See extproc.gateway.Recorder."""
+        """See extproc.sinks.Recorder."""
 
     def decided(self, seconds: float) -> None:
-        """See extproc.gateway.Recorder."""
+        """See extproc.sinks.Recorder."""
 
     def fallback_taken(self, agent: str, strategy: str) -> None:
-        """See extproc.gateway.Recorder."""
+        """See extproc.sinks.Recorder."""
 
     def affinity_settled(self, agent: str, outcome: str) -> None:
-        """See extproc.gateway.Recorder."""
+        """See extproc.sinks.Recorder."""
 
 
 class RecursantRouter:
