@@ -27,7 +27,7 @@ MOST_LEANINGS: Final = 8
 # How much sooner another worker must be for a session to leave its own: in prompt tokens of work by the profile
 # `adaptive`, in score by `classic`. Times the weight. Found with the fleet simulation (docs/affinity.md).
 PATIENCE_TOKENS: Final = 2_048.0
-PATIENCE_SCORE: Final = 0.1
+PATIENCE_SCORE: Final = 0.3
 # What a prompt that is cached as a whole is worth in a score of `classic`.
 SHARE_SCORE: Final = 0.3
 
@@ -196,7 +196,8 @@ def weigh(
         return Led(found, KEPT, home_tokens)
     usable = table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
     filters = [each for each in HARD_FILTERS if each.asks(need)]
-    if SOFT_FILTER.asks(need) and not found.over_sla:
+    # Work that is ahead says more of the wait than the filter's estimate, and patience bounds it; `classic` knows none.
+    if weights.profile != "adaptive" and SOFT_FILTER.asks(need) and not found.over_sla:
         filters.append(SOFT_FILTER)
     held: dict[int, int] = {}
     facts: list[Sequence[float]] = []

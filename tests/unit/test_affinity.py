@@ -226,7 +226,6 @@ def test_a_worker_that_is_gone_or_does_not_fit_is_left() -> None:
             "memory",
         ),
         (Need(count_as=2), {"max_num_seqs": 4, "running_requests": 4}, "slots"),  # type: ignore[arg-type]
-        (Need(latency_sla_ms=100), {"queue_wait_ms": 71.0, "running_requests": 1}, "wait"),
     ],
 )
 def test_a_filter_holds_for_the_worker_of_a_session_as_for_any(
@@ -234,6 +233,14 @@ def test_a_filter_holds_for_the_worker_of_a_session_as_for_any(
 ) -> None:
     table = table_of(record("w1", **state), record("w2"))
     assert led(table, need, ("w1", 10_000)) == (["w2"], f"moved:{filtered_by}")
+
+
+def test_an_expected_wait_over_the_target_is_a_reason_where_the_score_knows_no_work() -> None:
+    table = table_of(record("w1", queue_wait_ms=71.0, running_requests=1), record("w2"))
+    need = Need(latency_sla_ms=100, prompt_tokens=100)
+    assert led(table, need, ("w1", 100), profile="classic") == (["w2"], "moved:wait")
+    # There is next to nothing ahead of it at w1, so that the mean of the past says little.
+    assert led(table, need, ("w1", 100), profile="adaptive") == (["w1", "w2"], "kept")
 
 
 def test_the_worker_with_the_longest_prefix_is_first_unless_it_costs_more_than_it_saves() -> None:
