@@ -53,6 +53,14 @@ class SharedSlots(Slots):
             found = row.take(slots) if found is None else found + row.take(slots)
         return found
 
+    def elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64] | None:
+        """See `Slots.elsewhere`."""
+        found = np.zeros((2, slots.size), dtype=np.int64)
+        for counts, tokens in zip(self._other_counts, self._other_tokens, strict=True):
+            found[0] += counts.take(slots)
+            found[1] += tokens.take(slots)
+        return found
+
     def at(self, slot: int) -> tuple[int, int, int]:
         """See `Slots.at`."""
         in_flight = int(self._counts[slot]) + sum(int(row[slot]) for row in self._other_counts)

@@ -83,6 +83,11 @@ class Slots:
         del slots
         return None
 
+    def elsewhere(self, slots: NDArray[np.intp]) -> NDArray[np.int64] | None:
+        """All that others of this host write for `slots`, to be compared with an earlier look; None without others."""
+        del slots
+        return None
+
     def at(self, slot: int) -> tuple[int, int, int]:
         """Of one slot: requests in flight, of all processes; and of the others what `tokens` says of this one."""
         return self._count[slot], 0, 0

@@ -222,12 +222,24 @@ class FleetTable:
         return facts
 
     def facts_of_one(self, row: int) -> list[float]:
-        """What `facts` says of one row, as plain numbers; where this process counts alone (`counts_alone`)."""
+        """What `facts` says of one row, as plain numbers."""
         facts: list[float] = self._facts[:, row].tolist()
-        facts[Fact.IN_FLIGHT] = self._slots.count(row)
+        facts[Fact.IN_FLIGHT], _, elsewhere = self._slots.at(row)
+        if elsewhere:
+            # The unknown gives way to the number that comes first.
+            since = max(0.0, elsewhere - facts[Fact.TOKENS_ELSEWHERE_AT_BEAT])
+            facts[Fact.KV_ROOM_TOKENS] -= since
+            facts[Fact.KV_HELD_TOKENS] += since
         for fact, value in self._hidden.items():
             facts[fact] = value
         return facts
+
+    def elsewhere(self, rows: Rows) -> NDArray[np.int64] | None:
+        """What `facts` takes in of other processes, to be compared with an earlier look: `changes` does not tell of it.
+
+        None where there are no others.
+        """
+        return self._slots.elsewhere(rows)
 
     @property
     def counts_alone(self) -> bool:

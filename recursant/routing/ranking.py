@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.table import CandidateSet, Fact, FleetTable
 from recursant.routing.filters import CONTEXT, HARD_FILTERS, MEMORY, WAIT
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, Refusal, best_places, noise, pick_afresh
@@ -47,11 +48,8 @@ class RankedPicker:
     def pick(self, need: Need, weights: ScoreWeights, candidates: int) -> Pick | Refusal:
         """See `picker.pick`."""
         draw = self._rng.random()
-        if self._table.counts_alone:
-            found = self._ranking(need, weights).pick(need, candidates, draw)
-            if found is not None:
-                return found
-        return pick_afresh(self._table, need, weights, candidates, draw)
+        found = self._ranking(need, weights).pick(need, candidates, draw)
+        return pick_afresh(self._table, need, weights, candidates, draw) if found is None else found
 
     def _ranking(self, need: Need, weights: ScoreWeights) -> "_Ranking":
         if weights is not self._weights:
@@ -87,14 +85,13 @@ class _Ranking:
         self._removers = tuple(each.removes_one for each in self._filters)
         self._epoch = -1
         self._seen = 0
+        self._found: CandidateSet
+        self._rows: list[int] = []
+        self._elsewhere: NDArray[np.int64] | None = None
 
     def pick(self, need: Need, candidates: int, draw: float) -> Pick | None:
         """The pick; None: it cannot be told from here."""
-        changes = self._changes
-        if changes.epoch != self._epoch or len(changes.rows) - self._seen > _MAX_MENDED:
-            self._make()
-        elif len(changes.rows) > self._seen:
-            self._mend()
+        self._follow()
         size = len(self._loads)
         if self._removed == size:
             # Nobody, or nobody who passes: the name of the last filter counts.
@@ -116,12 +113,34 @@ class _Ranking:
                     return None
         return Pick(tuple([self._rows[place] for place in places]), found.models[places[0]])
 
+    def _follow(self) -> None:
+        """Take in what has changed since the last pick."""
+        changes = self._changes
+        count = len(changes.rows)
+        if changes.epoch != self._epoch or count - self._seen > _MAX_MENDED:
+            self._make()
+            return
+        changed = set(changes.rows[self._seen :]) if count > self._seen else set()
+        self._seen = count
+        elsewhere = self._table.elsewhere(self._found.rows)
+        if elsewhere is not None:
+            [places] = np.nonzero((elsewhere != self._elsewhere).any(axis=0))
+            if places.size > _MAX_MENDED:
+                self._make()
+                return
+            self._elsewhere = elsewhere
+            changed.update([self._rows[place] for place in places.tolist()])
+        if changed:
+            self._mend(changed)
+
     def _make(self) -> None:
         """Work out everything."""
         table, kind = self._table, self._kind
         self._epoch = self._changes.epoch
         self._seen = len(self._changes.rows)
-        self._found = found = table.candidates(family=kind.family, model=kind.model, exclusive=kind.exclusive)
+        found = self._found = table.candidates(family=kind.family, model=kind.model, exclusive=kind.exclusive)
+        # Looked at first: what others change meanwhile is a change by the next pick.
+        self._elsewhere = table.elsewhere(found.rows)
         facts = table.facts(found.rows)
         load = load_of(facts)
         self._rows = found.rows.tolist()
@@ -141,12 +160,9 @@ class _Ranking:
         self._out: list[bool] = (self._gate != 0.0).tolist()
         self._removed = sum(self._out)
 
-    def _mend(self) -> None:
-        """Work out again what has changed."""
-        rows = self._changes.rows
-        changed = set(rows[self._seen :])
-        self._seen = len(rows)
-        for row in changed:
+    def _mend(self, rows: set[int]) -> None:
+        """Work these out again."""
+        for row in rows:
             place = self._place_of.get(row)
             if place is None:
                 continue

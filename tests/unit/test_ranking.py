@@ -1,6 +1,7 @@
 """A pick from a kept ranking is the pick from scratch, whatever has happened to the fleet before."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,16 @@ from recursant.admission.rules import Admission
 from recursant.agents.priority import PriorityClass
 from recursant.config.model import ScoreWeights
 from recursant.fleet.changes import MAX_REMEMBERED
+from recursant.fleet.counts_file import CountsFile
+from recursant.fleet.shared_slots import SharedSlots
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import Model, WorkerStatus
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, Refusal, pick_afresh
 from recursant.routing.ranking import RankedPicker
 
+# One object: other weights begin all rankings anew.
+WEIGHTS = ScoreWeights()
 BIG = Model("Qwen/Qwen2.5-72B-Instruct", "qwen", 131_072)
 WORKERS = 8
 
@@ -71,8 +76,8 @@ _happenings = st.lists(
 class _Fleet:
     """A table and the histories of its workers."""
 
-    def __init__(self, size: int) -> None:
-        self.table = FleetTable()
+    def __init__(self, size: int, table: FleetTable | None = None) -> None:
+        self.table = table or FleetTable()
         self.known: dict[str, dict[str, Any]] = {}
         self.counted: list[tuple[int, int]] = []
         for number in range(size):
@@ -137,12 +142,66 @@ def test_it_is_the_pick_from_scratch(
                 fleet.acquire(found.rows[0], need.prompt_tokens)
 
 
+@given(happenings=_happenings, need=_needs, seed=st.integers(0, 1_000))
+@settings(max_examples=60)
+def test_it_is_the_pick_from_scratch_whatever_another_process_counts(
+    tmp_path_factory: pytest.TempPathFactory, happenings: list[tuple[str, int, Any]], need: Need, seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("counts") / "counts"
+    files = [CountsFile(path, process=process, processes=2, columns=4 * WORKERS) for process in (1, 2)]
+    fleets = [_Fleet(WORKERS, FleetTable(SharedSlots(file))) for file in files]
+    ranked = RankedPicker(fleets[0].table, random.Random(seed))
+    draws = random.Random(seed)
+    for turn, (what, number, more) in enumerate(happenings):
+        if what != "pick":
+            # Reports come to both, requests to one of them.
+            for fleet in [fleets[turn % 2]] if what in ("acquire", "release", "unread") else fleets:
+                fleet.happen(what, number, more)
+        for asked in [more] if what == "pick" else [need]:
+            assert ranked.pick(asked, WEIGHTS, 3) == pick_afresh(fleets[0].table, asked, WEIGHTS, 3, draws.random())
+    for file in files:
+        file.close()
+
+
+def test_what_another_process_sends_and_takes_back_counts_at_the_next_pick(tmp_path: Path) -> None:
+    files = [CountsFile(tmp_path / "counts", process=process, processes=2, columns=8) for process in (1, 2)]
+    kv = {"kv_blocks_total": 100, "kv_block_tokens": 16, "kv_cache_usage": 0.0}
+    here, there = (_Fleet(0, FleetTable(SharedSlots(file))) for file in files)
+    for fleet in (here, there):
+        for worker_id in ("w1", "w2"):
+            fleet.report(worker_id, {**kv, "running_requests": 1})
+    ranked = RankedPicker(here.table, random.Random(5))
+
+    def firsts(need: Need) -> set[str]:
+        found = [ranked.pick(need, WEIGHTS, 1) for _ in range(20)]
+        return {here.table.worker_id(each.rows[0]) if isinstance(each, Pick) else each.value for each in found}
+
+    need = Need(family="qwen", prompt_tokens=100, expected_tokens=100)
+    assert firsts(need) == {"w1", "w2"}
+    row = there.table.row_of_worker("w1")
+    assert row is not None
+    there.table.acquire(row, 0, 0)
+    there.table.acquire(row, 0, 0)
+    assert firsts(need) == {"w2"}
+    there.table.release(row)
+    there.table.release(row)
+    assert firsts(need) == {"w1", "w2"}
+    # Its memory counts, too, where it has nothing else to say.
+    other = there.table.row_of_worker("w2")
+    assert other is not None
+    there.table.acquire(row, 600, 700)
+    there.table.acquire(other, 600, 700)
+    assert firsts(need) == {"memory"}
+    for file in files:
+        file.close()
+
+
 def test_equal_workers_all_get_their_share() -> None:
     fleet = _Fleet(WORKERS)
     ranked = RankedPicker(fleet.table, random.Random(3))
     firsts = set()
     for _ in range(200):
-        found = ranked.pick(Need(family="qwen"), ScoreWeights(), 1)
+        found = ranked.pick(Need(family="qwen"), WEIGHTS, 1)
         assert isinstance(found, Pick)
         firsts.add(found.rows[0])
     assert len(firsts) == WORKERS
@@ -169,12 +228,12 @@ def test_a_long_silence_of_a_ranking_is_made_up_for() -> None:
     fleet = _Fleet(2)
     ranked = RankedPicker(fleet.table, random.Random(1))
     need = Need(family="qwen", count_as=PriorityClass.LOW)
-    assert isinstance(ranked.pick(need, ScoreWeights(), 1), Pick)
+    assert isinstance(ranked.pick(need, WEIGHTS, 1), Pick)
     for _ in range(MAX_REMEMBERED + 5):
         fleet.report("w0", {"max_num_seqs": 1, "running_requests": 1})
     assert len(fleet.table.changes.rows) <= MAX_REMEMBERED
     for _ in range(4):
-        found = ranked.pick(need, ScoreWeights(), 1)
+        found = ranked.pick(need, WEIGHTS, 1)
         assert isinstance(found, Pick)
         assert fleet.table.worker_id(found.rows[0]) == "w1"
 
@@ -182,5 +241,5 @@ def test_a_long_silence_of_a_ranking_is_made_up_for() -> None:
 def test_nobody_left_is_told_with_the_name_of_the_filter() -> None:
     table = table_of(record("w1", free_vram_mb=100))
     ranked = RankedPicker(table, random.Random(1))
-    assert ranked.pick(Need(family="qwen", min_vram_mb=200), ScoreWeights(), 3) is Refusal.VRAM
-    assert ranked.pick(Need(family="phi"), ScoreWeights(), 3) is Refusal.NO_WORKER
+    assert ranked.pick(Need(family="qwen", min_vram_mb=200), WEIGHTS, 3) is Refusal.VRAM
+    assert ranked.pick(Need(family="phi"), WEIGHTS, 3) is Refusal.NO_WORKER
