@@ -53,6 +53,11 @@ class Load:
         self._threads[-1].start()
         return call
 
+    @property
+    def over(self) -> bool:
+        """Have all of them ended?"""
+        return not any(thread.is_alive() for thread in self._threads)
+
     def wait(self) -> list[Call]:
         """Wait until all have ended."""
         for thread in self._threads:

@@ -4,7 +4,7 @@ import pytest
 from fleet_rig import PRIORITY_SEQS, Fleet
 from harness import wait_until
 from load import Call, Load
-from vllm_rig import MODEL, VllmServer, completion, token_prompt
+from vllm_rig import MODEL, REQUEST_S, VllmServer, completion, token_prompt
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 # Six of them need twice what the small cache holds; two are what the water-mark lets in.
@@ -47,7 +47,7 @@ def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
 def burst(fleet: Fleet, url: str, model: str, agent: str, waves: int = 1) -> tuple[list[Call], float]:
     """The calls of a burst, and how often the small server preempted meanwhile.
 
-    Each further wave comes when the fleet knows of the one before.
+    Each further wave comes when the fleet knows of the one before, or that is over.
     """
     before = fleet.small.metrics().value(PREEMPTIONS)
     with Load(url) as load:
@@ -55,7 +55,11 @@ def burst(fleet: Fleet, url: str, model: str, agent: str, waves: int = 1) -> tup
             for number in range(REQUESTS):
                 load.start(agent, longest(wave * REQUESTS + number, model), {"x-agent-id": agent})
             if wave + 1 < waves:
-                wait_until(lambda: any(used(fleet, each) for each in fleet.servers), what="a report knows of the wave")
+                wait_until(
+                    lambda: load.over or any(used(fleet, each) for each in fleet.servers),
+                    REQUEST_S,
+                    what="a report knows of the wave",
+                )
         calls = load.wait()
     return calls, fleet.small.metrics().value(PREEMPTIONS) - before
 

@@ -3,10 +3,12 @@
 What is known to differ is named here and in the table; everything else must be equal.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,10 @@ from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, completion, token_promp
 
 # Of the simulated worker's profile.
 SIM_BLOCK_TOKENS = 16
+PRIORITY_SIM = (
+    *("--scheduling-policy", "priority", "--max-num-seqs", str(PRIORITY_SEQS)),
+    *("--kv-blocks", str(PRIORITY_KV_BLOCKS * BLOCK_TOKENS // SIM_BLOCK_TOKENS)),
+)
 MESSAGES = [{"role": "user", "content": "The queue holds"}]
 COMPLETION = completion("The queue holds", max_tokens=4)
 CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
@@ -29,6 +35,8 @@ CONFIG_INFO = "vllm:cache_config_info"
 # How long an engine runs between two looks at it, and how often it is looked at in the end.
 RUN_S = 0.03
 SAMPLES = 2_000
+# Looks may come late on a busy machine, and see too little.
+ATTEMPTS = 5
 # Of a server that was put to sleep once.
 SLEEP_OPERATIONS = "vllm:sleep_mode_operation"
 
@@ -36,9 +44,15 @@ SLEEP_OPERATIONS = "vllm:sleep_mode_operation"
 @pytest.fixture(scope="module")
 def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A simulated worker with the settings of the real one called `priority`."""
-    arguments = ("--scheduling-policy", "priority", "--max-num-seqs", str(PRIORITY_SEQS))
-    blocks = PRIORITY_KV_BLOCKS * BLOCK_TOKENS // SIM_BLOCK_TOKENS
-    program, engine = start_sim(tmp_path_factory.mktemp("sim"), *arguments, "--kv-blocks", str(blocks))
+    program, engine = start_sim(tmp_path_factory.mktemp("sim"), *PRIORITY_SIM)
+    yield engine
+    program.end()
+
+
+@pytest.fixture
+def slow_sim(tmp_path: Path) -> Iterator[Engine]:
+    """The same, slow enough to be watched: some 5 ms a token."""
+    program, engine = start_sim(tmp_path, *PRIORITY_SIM, "--speed", "0.2")
     yield engine
     program.end()
 
@@ -221,7 +235,7 @@ def watched(
         hold: what holds it.
         requests: each a priority and a length of the answer.
         prompt_tokens: of each.
-        bounds: of the histogram; what is longer than the last is not counted.
+        bounds: of the histogram; what is longer than the last is not counted, nor up to the first, as probes are.
 
     Returns:
         At each look, how many had ended of each length; at the last one all had.
@@ -232,7 +246,7 @@ def watched(
         return [count - base for count, base in zip(now, before, strict=True)]
 
     before = engine.answers_up_to(*bounds)
-    wanted = sum(tokens <= bounds[-1] for _, tokens in requests)
+    wanted = sum(bounds[0] < tokens <= bounds[-1] for _, tokens in requests)
     seen: list[tuple[int, ...]] = []
     with Load(engine.url) as load:
         with hold():
@@ -244,34 +258,37 @@ def watched(
             time.sleep(RUN_S)
             with hold():
                 counts = ended()
-            seen.append(tuple(here - shorter for here, shorter in zip(counts, [0, *counts], strict=False)))
+            seen.append(tuple(longer - here for here, longer in itertools.pairwise(counts)))
         calls = load.wait()
     lengths = [tokens for _, tokens in requests]
     assert [(call.status, call.error, call.tokens) for call in calls] == [(200, "", each) for each in lengths]
     return seen
 
 
-def test_priorities_are_served_in_the_same_order(real: Engine, sim: Engine, fleet: Fleet) -> None:
+def test_priorities_are_served_in_the_same_order(real: Engine, slow_sim: Engine, fleet: Fleet) -> None:
     # All places are taken by the first: one is free soon, the others are not until all is over.
     running = [(-9, 15), *[(-9, 1_500)] * (PRIORITY_SEQS - 1)]
     waiting = [(5, 190), (5, 190), (0, 90), (-3, 45), (0, 90), (-3, 45)]
-    for engine, hold in both_held(real, sim, fleet):
-        seen = watched(engine, hold, running + waiting, prompt_tokens=8, bounds=(20, 50, 100, 200))
-        # The most urgent first, whenever they came; each class when the one before has ended.
-        order = {(place, urgent, others, least) for place, urgent, others, least in seen}
-        assert order <= {
-            *((0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 0, 0), (1, 2, 0, 0)),
-            *((1, 2, 1, 0), (1, 2, 2, 0), (1, 2, 2, 1), (1, 2, 2, 2)),
-        }, f"{engine.name}: {seen}"
-        assert len(order) > 3, f"{engine.name}, too little was seen: {seen}"
+    for engine, hold in both_held(real, slow_sim, fleet):
+        order: set[tuple[int, ...]] = set()
+        for _ in range(ATTEMPTS):
+            seen = watched(engine, hold, running + waiting, prompt_tokens=8, bounds=(20, 50, 100, 200))
+            # The most urgent first, whenever they came; each class when the one before has ended.
+            order.update(seen)
+            assert order <= {
+                *((0, 0, 0), (1, 0, 0), (2, 0, 0), (2, 1, 0), (2, 2, 0), (2, 2, 1), (2, 2, 2)),
+            }, f"{engine.name}: {seen}"
+            if len(order) > 3:
+                break
+        assert len(order) > 3, f"{engine.name}, too little was seen: {order}"
 
 
-def test_the_same_request_is_preempted(real: Engine, sim: Engine, fleet: Fleet) -> None:
+def test_the_same_request_is_preempted(real: Engine, slow_sim: Engine, fleet: Fleet) -> None:
     """Where the KV cache ends, the least important one gives way, of equal ones the last; and it loses no token."""
     requests = [(5, 600), (5, 450), (0, 600), (0, 600)]
-    for engine, hold in both_held(real, sim, fleet):
+    for engine, hold in both_held(real, slow_sim, fleet):
         before = engine.metric("vllm:num_preemptions_total")
-        seen = watched(engine, hold, requests, prompt_tokens=1_400, bounds=(500, 1_000))
+        seen = watched(engine, hold, requests, prompt_tokens=1_400, bounds=(20, 500, 1_000))
         assert engine.metric("vllm:num_preemptions_total") > before
         # It has the shortest way to go, and ends last.
         assert all(not victim or others == 3 for victim, others in seen), f"{engine.name}: {seen}"
