@@ -18,6 +18,9 @@ agents:
   - {agent_id: reader, model_family: qwen, affinity: prefix}
   - {agent_id: free, model_family: qwen, affinity: none}
 probes: {enabled: false}
+# A busy machine must neither silence a worker nor let Envoy go on without a decision.
+liveness: {min_silence_ms: 10000}
+extproc: {message_timeout_ms: 5000}
 """
 AFFINITY = "x-recursant-affinity"
 # Sessions are told to the others, and kept, a twentieth of a second later.
