@@ -24,7 +24,7 @@ up: $(STAMP) ## Start the gateway, its control plane and simulated workers (ARGS
 	@exec $(BIN)/recursant up $(ARGS)
 
 test: lint ## Lint, types and all tests, real Envoy and Redis included
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python scripts/run-tests $(ARGS)
 
 test-unit: $(STAMP) ## Only the tests that start no Envoy
 	$(BIN)/python -m pytest -m 'not e2e' $(ARGS)
