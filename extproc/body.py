@@ -1,12 +1,19 @@
 """What a request body tells: the model that it names. The body itself is never changed here."""
 
 import json
+import math
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from recursant import names
 from recursant.problems import ApiProblem, bad_request
 from recursant.routing.affinity_blocks import chained_blocks, prompt_bytes
+
+# More than any context holds; a client may write any number, and sums of what is in flight must stay exact.
+MOST_TOKENS: Final = 1_000_000_000
+# A whole number as text, as pydantic reads it.
+_WHOLE: Final = re.compile(r"\s*\+?0*([0-9]+)(?:\.0*)?\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +22,7 @@ class BodyFacts:
 
     Attributes:
         model: the explicit model name; None for "auto", and where the body names none.
-        max_tokens: the bound on the output that the client set.
+        max_tokens: the bound on the output that the client set, MOST_TOKENS at most.
         text: the prompt, or the last message: where the instruction stands.
         blocks: chained hashes of the prompt's blocks; empty where nobody asked for them.
     """
@@ -46,13 +53,26 @@ def read_json_body(body: bytes, prefix_seed: str | None = None) -> BodyFacts | A
     model = content.get("model")
     if model is not None and not isinstance(model, str):
         return bad_request("model must be a string", param="model")
-    limit = content.get("max_completion_tokens") or content.get("max_tokens") or content.get("max_output_tokens")
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        limit = None
+    limit = _bound(
+        content.get("max_completion_tokens") or content.get("max_tokens") or content.get("max_output_tokens")
+    )
     named = None if model in (None, "", names.AUTO_MODEL) else model
     # A cache belongs to a model: what another one has read is of no use.
     blocks = () if prefix_seed is None else chained_blocks(prompt_bytes(content), f"{prefix_seed}\0{named or ''}")
     return BodyFacts(named, limit, _instruction(content), blocks)
+
+
+def _bound(value: Any) -> int | None:
+    """A bound on the output as vLLM reads it, who takes whole numbers as text and with a point, too."""
+    if isinstance(value, str):
+        found = _WHOLE.fullmatch(value)
+        # Python refuses to read thousands of digits.
+        value = int(found[1][: len(str(MOST_TOKENS)) + 1]) if found else None
+    elif isinstance(value, float):
+        value = int(value) if math.isfinite(value) and value.is_integer() else None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        return None
+    return min(value, MOST_TOKENS)
 
 
 def _instruction(content: dict[str, Any]) -> str:

@@ -255,7 +255,7 @@ class RequestSession:
             added.append((names.SERVED_BY, self._worker))
         if decision.fallback is not None:
             added.append((names.FALLBACK, decision.fallback))
-        if decision.affinity is not None:
+        if decision.affinity is not None and (self._worker or decision.affinity != KEPT):
             added.append((names.AFFINITY, self._affinity(decision.affinity)))
         clamped = agent.clamped
         if decision.max_tokens is not None and messages.clamped_by_lua(request, added_too=decision.shaped is not None):

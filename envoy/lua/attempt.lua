@@ -22,19 +22,19 @@ function envoy_on_response(handle)
   if known.failed ~= nil then
     return
   end
+  -- Before anything that can go wrong: a body that breaks off must not let the next attempt count as the first.
+  handle:streamInfo():dynamicMetadata():set(NAMESPACE, "failed", known.selected or "")
   headers:add(MARK, "1")
-  local length = tonumber(headers:get("content-length"))
-  local text = nil
-  if length ~= nil and length <= MAX_BODY_BYTES then
-    local body = handle:body()
-    if body ~= nil then
-      text = body:getBytes(0, body:length())
-    end
+  -- `get` gives no value, not even nil, for what is not there.
+  local said = headers:get("content-length")
+  local length = said and tonumber(said)
+  if length == nil or length > MAX_BODY_BYTES then
+    return
   end
-  -- What was taken before the body came must not be used after it.
-  local metadata = handle:streamInfo():dynamicMetadata()
-  metadata:set(NAMESPACE, "failed", known.selected or "")
-  if text ~= nil then
-    metadata:set(NAMESPACE, "failed_body", handle:base64Escape(text))
+  local body = handle:body()
+  if body ~= nil then
+    local text = handle:base64Escape(body:getBytes(0, body:length()))
+    -- What was taken before the body came must not be used after it.
+    handle:streamInfo():dynamicMetadata():set(NAMESPACE, "failed_body", text)
   end
 end

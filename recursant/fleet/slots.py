@@ -59,9 +59,10 @@ class Slots:
         tokens = self._token[slot] + prompt_tokens + answer_tokens
         if not 0 <= prompts <= tokens or (tokens and not count):
             raise ValueError(f"slot {slot} was released with other tokens than acquired")
-        self._count[slot] = count
-        self._prompt[slot] = prompts
+        # The largest first: where it is too large for its place, nothing has changed.
         self._token[slot] = tokens
+        self._prompt[slot] = prompts
+        self._count[slot] = count
         if slot in self._retired:
             self._free_if_done(slot)
 

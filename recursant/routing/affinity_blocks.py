@@ -53,7 +53,7 @@ def chained_blocks(text: bytes, seed: str) -> tuple[int, ...]:
         seed: what else must be equal: the model that is asked for.
     """
     found: list[int] = []
-    last = blake2b(seed.encode(), digest_size=_HASH_BYTES).digest()
+    last = blake2b(seed.encode("utf-8", "replace"), digest_size=_HASH_BYTES).digest()
     for end in range(BLOCK_BYTES, min(len(text), MOST_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
         last = blake2b(text[end - BLOCK_BYTES : end], digest_size=_HASH_BYTES, key=last).digest()
         found.append(int.from_bytes(last))

@@ -397,7 +397,7 @@ class Worker:
 
     async def _stream(self, writer: asyncio.StreamWriter, reader: asyncio.StreamReader, todo: dict[str, Any]) -> None:
         writer.write(
-            f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-worker: {self.name}\r\n"
+            f"HTTP/1.1 {todo.get('status', 200)} X\r\ncontent-type: text/event-stream\r\nx-worker: {self.name}\r\n"
             "transfer-encoding: chunked\r\n\r\n".encode()
         )
         await writer.drain()

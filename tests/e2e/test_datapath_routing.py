@@ -150,6 +150,14 @@ def test_a_request_that_every_worker_fails_meets_two_of_them(rig: Rig) -> None:
     assert failed_attempt(rig)[names.METADATA_FAILED] == rig.workers[0].endpoint
 
 
+def test_a_500_that_does_not_say_its_length_meets_two_of_them_too(rig: Rig) -> None:
+    for worker in rig.workers:
+        worker.do = {"status": 500, "chunks": 1}
+    rig.ext_proc.decide = lambda _: listed(*(worker.endpoint for worker in rig.workers[:3]))
+    assert (rig.chat(CHAT).status, rig.by_worker()) == (500, {"w0": 1, "w1": 1})
+    assert failed_attempt(rig)[names.METADATA_FAILED] == rig.workers[0].endpoint
+
+
 @pytest.mark.parametrize("first", [{"die": True}, {"status": 503}])
 def test_a_500_after_another_failure_has_its_one_retry_within_the_list(rig: Rig, first: dict[str, Any]) -> None:
     rig.workers[0].do = first

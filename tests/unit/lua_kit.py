@@ -34,7 +34,8 @@ function run(headers, context, decision, text, on)
   local handle = {}
   function handle:headers()
     return object({
-      get = function(name) return result.headers[name] end,
+      -- As Envoy does it: of what is not there no value comes, not even nil.
+      get = function(name) if result.headers[name] ~= nil then return result.headers[name] end end,
       replace = function(name, value) result.headers[name] = value end,
       add = function(name, value) result.headers[name] = value end,
       remove = function(name) result.headers[name] = nil end,

@@ -143,6 +143,8 @@ def test_equal_beginnings_give_equal_blocks_and_nothing_after_the_first_differen
     # Equal blocks in other places are others.
     assert len(set(first)) == 3
     assert not set(chained_blocks(one, "phi")) & set(first)
+    # A model's name may be anything that JSON can say.
+    assert len(chained_blocks(one, "\ud800")) == len(first)
     assert chained_blocks(b"a" * (BLOCK_BYTES - 1), "qwen") == ()
     assert len(chained_blocks(b"a" * (MOST_BLOCKS + 5) * BLOCK_BYTES, "")) == MOST_BLOCKS
 

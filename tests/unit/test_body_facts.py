@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extproc.body import BodyFacts, read_json_body
+from extproc.body import MOST_TOKENS, BodyFacts, read_json_body
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,11 @@ from extproc.body import BodyFacts, read_json_body
         # Responses have their own.
         ({"input": "x", "max_output_tokens": 9}, 9),
         # The engine says what is wrong with these.
-        *(({"max_tokens": each}, None) for each in (0, -1, True, 1.5, "7", None)),
+        *(({"max_tokens": each}, None) for each in (0, -1, True, 1.5, "1.5", "-7", "x", "", [7], float("inf"), None)),
+        # It takes these, and so must the reserve.
+        *(({"max_tokens": each}, 7) for each in ("7", " 007 ", "7.0", 7.0)),
+        # A client may write any number.
+        *(({"max_tokens": each}, MOST_TOKENS) for each in (10**25, 10**400, 1e300, "9" * 5_000)),
     ],
 )
 def test_the_bound_on_the_answer(fields: dict[str, Any], bound: int | None) -> None:

@@ -17,6 +17,16 @@ def test_each_worker_has_a_count_of_its_own() -> None:
         slots.add(second, -1)
 
 
+def test_a_number_that_does_not_fit_changes_nothing() -> None:
+    slots = Slots()
+    slot = slots.claim("w1")
+    with pytest.raises((ValueError, OverflowError)):
+        slots.add(slot, 1, 10, 10**25)
+    assert (slots.count(slot), slots.tokens(slot)) == (0, (0, 0))
+    slots.add(slot, 1, 10, 20)
+    assert (slots.count(slot), slots.tokens(slot)) == (1, (10, 30))
+
+
 def test_a_slot_is_taken_until_the_last_request_of_a_worker_that_left_has_ended() -> None:
     slots = Slots()
     slot = slots.claim("w1")
