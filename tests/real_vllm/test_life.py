@@ -8,7 +8,7 @@ import pytest
 from fleet_rig import Fleet
 from harness import Program, recursant, wait_until
 from load import Load
-from vllm_rig import ADAPTER_DIR, MODEL, VllmServer, completion, say
+from vllm_rig import ADAPTER_DIR, MODEL, REQUEST_S, VllmServer, completion, say
 
 # A worker that was taken out for errors comes back by itself.
 BACK_S = 150.0
@@ -89,7 +89,7 @@ def test_a_killed_engine_costs_only_what_it_had(fleet: Fleet, spare: VllmServer)
     alone = seen_meanwhile(fleet, spare.model, count=1)
     assert {status for status, _ in alone} <= {500, 503, 404}, alone
     say(f"until the fleet had noticed: {len(served)} requests, all served; for this worker alone: {alone}")
-    wait_until(lambda: not spare.alive, what="vLLM ends with its engine")
+    wait_until(lambda: not spare.alive, REQUEST_S, what="vLLM ends with its engine")
     wait_until(lambda: not ready(fleet, "spare"), what="the fleet has noticed")
     assert "spare" not in answers_by(fleet, 12)
     spare.start().wait_ready()

@@ -49,6 +49,8 @@ def burst(fleet: Fleet, url: str, model: str, agent: str, waves: int = 1) -> tup
 
     Each further wave comes when the fleet knows of the one before, or that is over.
     """
+    # A counter follows its engine by a step or more.
+    fleet.small.wait_idle()
     before = fleet.small.metrics().value(PREEMPTIONS)
     with Load(url) as load:
         for wave in range(waves):
@@ -61,6 +63,7 @@ def burst(fleet: Fleet, url: str, model: str, agent: str, waves: int = 1) -> tup
                     what="a report knows of the wave",
                 )
         calls = load.wait()
+    fleet.small.wait_idle()
     return calls, fleet.small.metrics().value(PREEMPTIONS) - before
 
 
