@@ -36,7 +36,8 @@ def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
         with server.stopped():
             send(load, "report", 4, 40)
             wait_until(lambda: in_flight(PRIORITY_SEQS + 4), what="four more reports have come")
-            send(load, "urgent", 4, 40)
+            # Long enough that what is sent in one piece cannot hide who was first.
+            send(load, "urgent", 4, 160)
             wait_until(lambda: in_flight(PRIORITY_SEQS + 8), what="four urgent requests have come after them")
         calls = load.wait()
     assert {(call.status, call.error) for call in calls} == {(200, "")}
