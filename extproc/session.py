@@ -142,6 +142,7 @@ class RequestSession:
     def resume(self, outcome: Decision | ApiProblem) -> None:
         """The desk has an answer for the request that it held."""
         self._ticket = None
+        self._take(outcome)
         if self._log is not None and self._arrival is not None and self._demand is not None:
             self._note = self._log.resumed(self._note, self._request_id, self._arrival, self._demand, outcome)
         self._deliver(self._answer(outcome))
@@ -182,6 +183,7 @@ class RequestSession:
             return self._refuse(demand)
         self._demand = demand
         outcome = self._desk.admit(self, demand, began)
+        self._take(outcome)
         took = self._gateway.clock() - began
         self._gateway.recorder.decided(took)
         if self._log is not None:
@@ -193,15 +195,19 @@ class RequestSession:
             return messages.more_time(demand.deadline_s - began + _ANSWER_MARGIN_S)
         return self._answer(outcome)
 
+    def _take(self, outcome: Decision | Ticket | ApiProblem) -> None:
+        """Own the place that was given, before anything else can go wrong: from here on `close` gives it back."""
+        if isinstance(outcome, Decision):
+            self._decision = outcome
+            self._row = outcome.rows[0]
+
     def _answer(self, outcome: Decision | ApiProblem) -> bytes:
         if isinstance(outcome, ApiProblem) or self._arrival is None or self._demand is None:
             return self._refuse(outcome if isinstance(outcome, ApiProblem) else unavailable("nothing was asked for"))
         self._state = _State.SENT
-        self._decision = outcome
-        self._row = outcome.rows[0]
-        self._worker = self._gateway.table.worker_id(self._row)
+        self._worker = self._gateway.table.worker_id(outcome.rows[0])
         self._prompt = self._gateway.prompts.sent(
-            self._row, outcome.prompt_tokens, outcome.cached_tokens, self._gateway.clock()
+            outcome.rows[0], outcome.prompt_tokens, outcome.cached_tokens, self._gateway.clock()
         )
         self._witness = Witness(self._gateway, outcome.rows, self._demand.deadline_s)
         agent = self._arrival.agent

@@ -412,6 +412,19 @@ def test_a_hang_up_at_any_moment_releases_exactly_once(steps: int) -> None:
     assert len(bench.recorded.finished) == (1 if steps else 0)
 
 
+def test_a_place_is_given_back_whatever_goes_wrong_after_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: float) -> None:
+        raise OverflowError
+
+    bench = Bench(record("w1"))
+    monkeypatch.setattr(bench.recorded, "decided", fails)
+    with pytest.raises(OverflowError):
+        bench.request(body=False, x_agent_id="chat-web")
+    assert bench.in_flight() == 1
+    bench.session.close()
+    assert bench.in_flight() == 0
+
+
 def test_an_answer_to_a_request_that_never_came_passes() -> None:
     bench = Bench(record("w1"))
     answer = bench.response("413")
