@@ -25,8 +25,9 @@ from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest, AgentResolver
 from recursant.config.live import GatewayRules
 from recursant.config.model import Config
+from recursant.fleet.facts import Fact
 from recursant.fleet.prompts import Prompts
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.table import FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
 from recursant.routing.affinity import Affinity, Led, Trail, weigh
 from recursant.routing.affinity_blocks import BLOCK_TOKENS, session_key

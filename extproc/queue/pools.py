@@ -5,7 +5,8 @@ from typing import Final
 import numpy as np
 
 from extproc.queue.owner import Wanted
-from recursant.fleet.table import CandidateSet, FleetTable
+from recursant.fleet.candidates import CandidateSet
+from recursant.fleet.table import FleetTable
 
 # Kept between changes of the fleet; each belongs to a family or model name that agents or clients use.
 _MAX_KEPT: Final = 1_024

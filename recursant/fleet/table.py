@@ -5,7 +5,6 @@ vector operations. Beats overwrite facts in place; only a change of who is usabl
 rebuilds the candidate sets. Single-threaded: nobody reads while somebody writes.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,91 +16,15 @@ from numpy.typing import NDArray
 from recursant.admission.memory import CacheReport
 from recursant.admission.rules import DEFAULT_ADMISSION, Admission
 from recursant.agents.priority import PriorityClass
+from recursant.fleet.candidates import CandidateSet, candidate_set, serves
 from recursant.fleet.changes import Changes
+from recursant.fleet.facts import DEFAULT_MAX_NUM_SEQS, UNKNOWN, Fact, Facts, Rows, peak_rate
 from recursant.fleet.slots import Slots
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
 
-Facts = NDArray[np.float64]
-Rows = NDArray[np.intp]
-
-# vLLM's own default for max_num_seqs, for workers that declare neither max_queue nor max_num_seqs.
-DEFAULT_MAX_NUM_SEQS: Final = 256.0
-# Weight of the newest token rate in a busy worker's learnt peak: about the last ten beats count.
-PEAK_RATE_SMOOTHING: Final = 0.1
-# Tokens per second that a worker is believed.
-SLOWEST_RATE: Final = 0.001
-FASTEST_RATE: Final = 1e7
 # Candidate sets kept between changes of the fleet; each belongs to a family or a model name of the fleet.
 _MAX_CACHED_SETS: Final = 1_024
-_UNKNOWN: Final = math.nan
-
-
-class Fact:
-    """The columns. NaN stands for "the worker cannot know".
-
-    Plain numbers: with those of an enumeration, each look takes four times as long.
-    """
-
-    # Running and waiting requests, as last reported.
-    REPORTED: Final = 0
-    # Requests that the processes of this host have in flight there.
-    IN_FLIGHT: Final = 1
-    # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
-    IN_FLIGHT_AT_BEAT: Final = 2
-    # Requests that it runs at once, unknown where not declared; and the longest queue that it wants.
-    SLOTS: Final = 3
-    MAX_QUEUE: Final = 4
-    # Generated tokens per second when busy: declared, or learnt.
-    PEAK_RATE: Final = 5
-    WAITING_TOKENS: Final = 6
-    QUEUE_WAIT_MS: Final = 7
-    FREE_VRAM_MB: Final = 8
-    BANDWIDTH_HEADROOM_MB_S: Final = 9
-    # Tokens that its KV cache takes below the water-mark, what its requests will still write taken off.
-    KV_ROOM_TOKENS: Final = 10
-    # Up to how many requests each priority class may fill it: PLACES_LOW + class.
-    PLACES_LOW: Final = 11
-    PLACES_NORMAL: Final = 12
-    PLACES_HIGH: Final = 13
-    PLACES_CRITICAL: Final = 14
-    # For all classes together, while the worker is on trial after an isolation.
-    TRIAL_PLACES: Final = 15
-    # Tokens of what other processes of this host had in flight there at the moment of the last beat.
-    TOKENS_ELSEWHERE_AT_BEAT: Final = 16
-    # Prompt tokens that this process sent there since the last beat; and tokens that its KV cache holds: as of the
-    # last beat, and what we sent there since.
-    PROMPT_TOKENS_SENT: Final = 17
-    KV_HELD_TOKENS: Final = 18
-    # Of PROMPT_TOKENS_SENT, what the worker is believed to have cached.
-    CACHED_TOKENS_SENT: Final = 19
-    # Work of the prompts that this process sent there and that are not answered yet (recursant.fleet.prompts).
-    UNREAD_WORK: Final = 20
-
-    COUNT: Final = 21
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateSet:
-    """The usable workers that serve one family or model, before any limit of a request is looked at.
-
-    Attributes:
-        rows: their rows in the table.
-        models: the concrete model of each, in the order of `rows`; "" where any will do.
-        max_model_len: prompt and output together, in tokens, of each; NaN where unknown.
-        names: every name that requests may use there: models of the family, and LoRA adapters.
-        mixed: the workers differ in their concrete model.
-        model_numbers: of the model of each; equal ones are the same model.
-        places: of each row, its place in all of these.
-    """
-
-    rows: Rows
-    models: tuple[str, ...]
-    max_model_len: Facts
-    names: frozenset[str]
-    mixed: bool
-    model_numbers: Rows
-    places: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -136,7 +59,7 @@ class FleetTable:
         self._admission = admission
         self._hidden = hidden
         self._shares = _shares(admission)
-        self._facts: Facts = np.full((Fact.COUNT, 16), _UNKNOWN)
+        self._facts: Facts = np.full((Fact.COUNT, 16), UNKNOWN)
         # The same memory, for single numbers: numpy takes several times as long.
         self._cells: Any = self._facts.data
         self._records: list[WorkerRecord | None] = [None] * 16
@@ -165,7 +88,7 @@ class FleetTable:
             self._schedulers.add(row)
         else:
             self._schedulers.discard(row)
-        self._facts[Fact.TRIAL_PLACES, row] = 1.0 if record.on_trial else _UNKNOWN
+        self._facts[Fact.TRIAL_PLACES, row] = 1.0 if record.on_trial else UNKNOWN
         self.changes.row(row)
         if old is None or _layout(old) != _layout(record):
             self._layout_changed()
@@ -201,7 +124,7 @@ class FleetTable:
         key = (family, model, exclusive)
         found = self._sets.get(key)
         if found is None:
-            found = self._build_set(family, model, exclusive)
+            found = candidate_set(self._rows_and_records(), family, model, exclusive)
             if len(self._sets) < _MAX_CACHED_SETS:
                 self._sets[key] = found
         return found
@@ -270,10 +193,7 @@ class FleetTable:
 
     def records(self) -> Iterator[WorkerRecord]:
         """Every worker, usable or not."""
-        for row in self._row_of.values():
-            record = self._records[row]
-            if record is not None:
-                yield record
+        return (record for _, record in self._rows_and_records())
 
     def row_of_endpoint(self, endpoint: str) -> int | None:
         """The row of the worker that Envoy dials at `ip:port`."""
@@ -308,11 +228,10 @@ class FleetTable:
         """When the first isolated worker that serves `model`, or else `family`, is back, monotonic seconds."""
         ends = [
             record.standing.isolation.until_s
-            for row in self._row_of.values()
-            if (record := self._records[row]) is not None
-            and record.status is WorkerStatus.ISOLATED
+            for record in self.records()
+            if record.status is WorkerStatus.ISOLATED
             and record.standing is not None
-            and _serves(record, family, model) is not None
+            and serves(record, family, model) is not None
         ]
         return min(ends, default=None)
 
@@ -367,23 +286,27 @@ class FleetTable:
     def statuses(self) -> dict[str, int]:
         """How many workers are in each status, every status named."""
         counts = dict.fromkeys((status.value for status in WorkerStatus), 0)
-        for row in self._row_of.values():
-            record = self._records[row]
-            if record is not None:
-                counts[record.status.value] += 1
+        for record in self.records():
+            counts[record.status.value] += 1
         return counts
 
     # --- inside ---
 
+    def _rows_and_records(self) -> Iterator[tuple[int, WorkerRecord]]:
+        for row in self._row_of.values():
+            record = self._records[row]
+            if record is not None:
+                yield row, record
+
     def _allot(self, worker_id: str) -> int:
         row = self._slots.claim(worker_id)
         while row >= len(self._records):
-            more = np.full_like(self._facts, _UNKNOWN)
+            more = np.full_like(self._facts, UNKNOWN)
             self._facts = np.concatenate([self._facts, more], axis=1)
             self._cells = self._facts.data
             self._records.extend([None] * len(self._records))
             self._caches.extend([None] * len(self._caches))
-        self._facts[:, row] = _UNKNOWN
+        self._facts[:, row] = UNKNOWN
         self._facts[Fact.UNREAD_WORK, row] = 0.0
         self._row_of[worker_id] = row
         return row
@@ -394,24 +317,24 @@ class FleetTable:
         in_flight, prompts_elsewhere, tokens_elsewhere = self._slots.at(row)
         column[Fact.IN_FLIGHT_AT_BEAT] = in_flight
         column[Fact.TOKENS_ELSEWHERE_AT_BEAT] = tokens_elsewhere
-        slots = float(state.max_num_seqs) if state.max_num_seqs else _UNKNOWN
+        slots = float(state.max_num_seqs) if state.max_num_seqs else UNKNOWN
         column[Fact.SLOTS] = slots
         column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS
-        column[Fact.PEAK_RATE] = _peak_rate(state, _UNKNOWN if afresh else float(column[Fact.PEAK_RATE]))
+        column[Fact.PEAK_RATE] = peak_rate(state, UNKNOWN if afresh else float(column[Fact.PEAK_RATE]))
         column[Fact.WAITING_TOKENS] = state.waiting_tokens
         column[Fact.QUEUE_WAIT_MS] = state.queue_wait_ms
-        column[Fact.FREE_VRAM_MB] = state.free_vram_mb if state.HasField("free_vram_mb") else _UNKNOWN
+        column[Fact.FREE_VRAM_MB] = state.free_vram_mb if state.HasField("free_vram_mb") else UNKNOWN
         if state.HasField("bandwidth_total_mb_s") and state.HasField("bandwidth_used_mb_s"):
             column[Fact.BANDWIDTH_HEADROOM_MB_S] = state.bandwidth_total_mb_s - state.bandwidth_used_mb_s
         else:
-            column[Fact.BANDWIDTH_HEADROOM_MB_S] = _UNKNOWN
+            column[Fact.BANDWIDTH_HEADROOM_MB_S] = UNKNOWN
 
         cache = CacheReport.of(state, in_flight)
         if cache is not None:
             self._caches[row] = _Cache(cache, self._slots.tokens(row), (prompts_elsewhere, tokens_elsewhere))
         else:
             self._caches[row] = None
-        column[Fact.KV_HELD_TOKENS] = _UNKNOWN if cache is None else cache.used
+        column[Fact.KV_HELD_TOKENS] = UNKNOWN if cache is None else cache.used
         column[Fact.PROMPT_TOKENS_SENT] = 0.0
         column[Fact.CACHED_TOKENS_SENT] = 0.0
         self._write_room(row)
@@ -424,7 +347,7 @@ class FleetTable:
         """The room of a worker; or what it would be without one request of this length, sent since the beat."""
         cache = self._caches[row]
         if cache is None:
-            return _UNKNOWN
+            return UNKNOWN
         prompts, tokens = self._slots.tokens(row)
         prompts -= less_prompt
         tokens -= less_prompt + less_answer
@@ -439,7 +362,7 @@ class FleetTable:
         slots = float(self._facts[Fact.SLOTS, row])
         for fact, share in self._shares:
             # Of few slots each class may use one at least. NaN stays NaN.
-            self._facts[fact, row] = max(slots * share // 1, 1.0) if slots == slots else _UNKNOWN
+            self._facts[fact, row] = max(slots * share // 1, 1.0) if slots == slots else UNKNOWN
 
     def _layout_changed(self) -> None:
         # What follows from it is found when somebody asks: a load brings thousands of changes in a row.
@@ -453,10 +376,7 @@ class FleetTable:
         self._stale = False
         self._row_of_endpoint.clear()
         families: dict[str, set[str]] = {}
-        for row in self._row_of.values():
-            record = self._records[row]
-            if record is None:
-                continue
+        for row, record in self._rows_and_records():
             if record.endpoint is not None:
                 self._row_of_endpoint[record.endpoint] = row
             served = {model.family for model in record.models if model.family}
@@ -465,34 +385,6 @@ class FleetTable:
             for adapter in record.state.lora_adapters:
                 families.setdefault(adapter, set()).update(served)
         self._families = {name: frozenset(found) for name, found in families.items()}
-
-    def _build_set(self, family: str, model: str, exclusive: frozenset[str]) -> CandidateSet:
-        rows: list[int] = []
-        models: list[str] = []
-        lengths: list[float] = []
-        names: set[str] = set()
-        for row in self._row_of.values():
-            record = self._records[row]
-            if record is None or record.status is not WorkerStatus.READY or record.endpoint is None:
-                continue
-            if record.state.exclusive and record.worker_id not in exclusive:
-                continue
-            served = _serves(record, family, model)
-            if served is None:
-                continue
-            rows.append(row)
-            models.append(served[0])
-            lengths.append(served[1])
-            names.update(_names(record, family))
-        return CandidateSet(
-            np.array(rows, dtype=np.intp),
-            tuple(models),
-            np.array(lengths, dtype=np.float64),
-            frozenset(names),
-            mixed=len(set(models)) > 1,
-            model_numbers=np.unique(models, return_inverse=True)[1],
-            places={row: place for place, row in enumerate(rows)},
-        )
 
 
 def _shares(admission: Admission) -> tuple[tuple[int, float], ...]:
@@ -504,45 +396,3 @@ def _layout(record: WorkerRecord) -> tuple[object, ...]:
     """What decides which candidate sets a worker is in."""
     state = record.state
     return (record.status, record.endpoint, record.models, state.exclusive, tuple(state.lora_adapters))
-
-
-def _serves(record: WorkerRecord, family: str, model: str) -> tuple[str, float] | None:
-    """The concrete model and its length for this family or name; None where the worker does not serve it."""
-    if model:
-        for served in record.models:
-            if served.name == model:
-                return model, _length(served.max_model_len)
-        if model in record.state.lora_adapters:
-            lengths = [_length(served.max_model_len) for served in record.models]
-            return model, max(lengths, default=_UNKNOWN)
-        return None
-    for served in record.models:
-        if not family or served.family == family:
-            return served.name, _length(served.max_model_len)
-    return None if family else ("", _UNKNOWN)
-
-
-def _names(record: WorkerRecord, family: str) -> set[str]:
-    names = {model.name for model in record.models if not family or model.family == family}
-    names.update(record.state.lora_adapters)
-    return names
-
-
-def _length(tokens: int | None) -> float:
-    return _UNKNOWN if tokens is None else float(tokens)
-
-
-def _peak_rate(state: WorkerState, learnt: float) -> float:
-    """Tokens per second that the worker reaches when busy (DESIGN §9): declared, or learnt while it is busy."""
-    if state.HasField("peak_token_rate") and state.peak_token_rate > 0:
-        return _sane(state.peak_token_rate)
-    if state.running_requests == 0 or not state.HasField("token_rate") or state.token_rate <= 0:
-        return learnt
-    if math.isnan(learnt) or state.token_rate > learnt:
-        return _sane(state.token_rate)
-    return learnt + PEAK_RATE_SMOOTHING * (state.token_rate - learnt)
-
-
-def _sane(rate: float) -> float:
-    """A rate that arithmetic can be done with: what lies beyond is a mistake of the worker's, not a fact."""
-    return min(max(rate, SLOWEST_RATE), FASTEST_RATE)

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 
 from recursant.config.model import AffinityBounds, ScoreWeights
+from recursant.fleet.candidates import CandidateSet
 from recursant.fleet.prompts import prefill_work
-from recursant.fleet.table import CandidateSet, FleetTable
+from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerStatus
 from recursant.routing.affinity_tables import Place, PrefixIndex, SessionTable
 from recursant.routing.filters import HARD_FILTERS, SOFT_FILTER, Filter

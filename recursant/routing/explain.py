@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import CandidateSet, Fact, Facts, FleetTable
+from recursant.fleet.candidates import CandidateSet
+from recursant.fleet.facts import Fact, Facts
+from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.routing.filters import (
     BANDWIDTH,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recursant.fleet.table import Fact, Facts
+from recursant.fleet.facts import Fact, Facts
 from recursant.routing.need import Need
 
 Mask = NDArray[np.bool_]

@@ -9,7 +9,9 @@ from typing import Final
 import numpy as np
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import CandidateSet, Fact, Facts, FleetTable
+from recursant.fleet.candidates import CandidateSet
+from recursant.fleet.facts import Fact, Facts
+from recursant.fleet.table import FleetTable
 from recursant.routing.filters import HARD_FILTERS, MEMORY, SLOTS, SOFT_FILTER, Mask
 from recursant.routing.need import Need
 from recursant.routing.scorers import load_of, score

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import CandidateSet, Fact, FleetTable
+from recursant.fleet.candidates import CandidateSet
+from recursant.fleet.facts import Fact
+from recursant.fleet.table import FleetTable
 from recursant.routing.filters import CONTEXT, HARD_FILTERS, MEMORY, WAIT
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, Refusal, best_places, noise, pick_afresh

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import Fact, Facts
+from recursant.fleet.facts import Fact, Facts
 
 # Of the profile `adaptive`, in prompt tokens; found with the fleet simulation (docs/simulation.md).
 WORK_OF_A_REQUEST: Final = 100.0

@@ -11,7 +11,8 @@ from recursant.admission.queue import Held, HoldQueue
 from recursant.admission.rules import Admission, ClassRules, SlotShares
 from recursant.agents.priority import PriorityClass
 from recursant.config.load import ConfigError, parse_config
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.facts import Fact
+from recursant.fleet.table import FleetTable
 
 
 def asks(text: str, *words: str) -> bool:

@@ -12,8 +12,9 @@ from recursant.admission.memory import END_MARK, CacheReport
 from recursant.admission.rules import WATER_MARK
 from recursant.config.model import ScoreWeights
 from recursant.fleet.counts_file import CountsFile
+from recursant.fleet.facts import Fact
 from recursant.fleet.shared_slots import SharedSlots
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, pick

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recursant.config.model import ScoreWeights
+from recursant.fleet.facts import Fact
 from recursant.fleet.prompts import ATTENTION_DOUBLES_AT, LEAST_S, SLOWEST_PREFILL_TOKENS_S, Prompts, prefill_work
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.table import FleetTable
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, pick_afresh
 from recursant.routing.ranking import RankedPicker

@@ -13,7 +13,7 @@ from extproc.inspection import read_question
 from extproc.rehearsal import Question, rehearse
 from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
-from recursant.fleet.table import Fact
+from recursant.fleet.facts import Fact
 from recursant.problems import ApiProblem
 
 AGENTS: list[dict[str, Any]] = [

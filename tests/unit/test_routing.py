@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.facts import Fact
+from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import Model, WorkerRecord, WorkerStatus
 from recursant.routing.filters import expected_wait_ms
 from recursant.routing.need import Need

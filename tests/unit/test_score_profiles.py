@@ -7,7 +7,8 @@ import pytest
 from fleet_kit import record, table_of
 
 from recursant.config.model import ScoreWeights
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.facts import Fact
+from recursant.fleet.table import FleetTable
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, pick
 from recursant.routing.scorers import LEAST_WORK, WORK_OF_A_HELD_TOKEN, WORK_OF_A_REQUEST, expected_work, load_of, score

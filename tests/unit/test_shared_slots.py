@@ -14,8 +14,9 @@ import pytest
 from fleet_kit import record
 
 from recursant.fleet.counts_file import ColumnsFullError, CountsFile, CountsFileError
+from recursant.fleet.facts import Fact
 from recursant.fleet.shared_slots import SharedSlots
-from recursant.fleet.table import Fact, FleetTable
+from recursant.fleet.table import FleetTable
 
 # A process that takes three places at one worker and two at another, says so, and stays.
 CHILD = """

@@ -5,7 +5,7 @@ from typing import Final, Literal
 import numpy as np
 
 from recursant.config.model import Config
-from recursant.fleet.table import Fact
+from recursant.fleet.facts import Fact
 from recursant.sim.fleet.policies.recursant import RecursantPolicy
 
 _NOTHING: Final = np.nan

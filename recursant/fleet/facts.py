@@ -1,0 +1,81 @@
+"""The columns of the fleet table, and what is read from a report into them."""
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recursant.v1.worker_state_pb2 import WorkerState
+
+Facts = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+# vLLM's own default for max_num_seqs, for workers that declare neither max_queue nor max_num_seqs.
+DEFAULT_MAX_NUM_SEQS: Final = 256.0
+# Weight of the newest token rate in a busy worker's learnt peak: about the last ten beats count.
+PEAK_RATE_SMOOTHING: Final = 0.1
+# Tokens per second that a worker is believed.
+SLOWEST_RATE: Final = 0.001
+FASTEST_RATE: Final = 1e7
+UNKNOWN: Final = math.nan
+
+
+class Fact:
+    """The columns. NaN stands for "the worker cannot know".
+
+    Plain numbers: with those of an enumeration, each look takes four times as long.
+    """
+
+    # Running and waiting requests, as last reported.
+    REPORTED: Final = 0
+    # Requests that the processes of this host have in flight there.
+    IN_FLIGHT: Final = 1
+    # IN_FLIGHT at the moment of the last beat: what came and went since is not in the worker's report yet.
+    IN_FLIGHT_AT_BEAT: Final = 2
+    # Requests that it runs at once, unknown where not declared; and the longest queue that it wants.
+    SLOTS: Final = 3
+    MAX_QUEUE: Final = 4
+    # Generated tokens per second when busy: declared, or learnt.
+    PEAK_RATE: Final = 5
+    WAITING_TOKENS: Final = 6
+    QUEUE_WAIT_MS: Final = 7
+    FREE_VRAM_MB: Final = 8
+    BANDWIDTH_HEADROOM_MB_S: Final = 9
+    # Tokens that its KV cache takes below the water-mark, what its requests will still write taken off.
+    KV_ROOM_TOKENS: Final = 10
+    # Up to how many requests each priority class may fill it: PLACES_LOW + class.
+    PLACES_LOW: Final = 11
+    PLACES_NORMAL: Final = 12
+    PLACES_HIGH: Final = 13
+    PLACES_CRITICAL: Final = 14
+    # For all classes together, while the worker is on trial after an isolation.
+    TRIAL_PLACES: Final = 15
+    # Tokens of what other processes of this host had in flight there at the moment of the last beat.
+    TOKENS_ELSEWHERE_AT_BEAT: Final = 16
+    # Prompt tokens that this process sent there since the last beat; and tokens that its KV cache holds: as of the
+    # last beat, and what we sent there since.
+    PROMPT_TOKENS_SENT: Final = 17
+    KV_HELD_TOKENS: Final = 18
+    # Of PROMPT_TOKENS_SENT, what the worker is believed to have cached.
+    CACHED_TOKENS_SENT: Final = 19
+    # Work of the prompts that this process sent there and that are not answered yet (recursant.fleet.prompts).
+    UNREAD_WORK: Final = 20
+
+    COUNT: Final = 21
+
+
+def peak_rate(state: WorkerState, learnt: float) -> float:
+    """Tokens per second that the worker reaches when busy (DESIGN §9): declared, or learnt while it is busy."""
+    if state.HasField("peak_token_rate") and state.peak_token_rate > 0:
+        return _sane(state.peak_token_rate)
+    if state.running_requests == 0 or not state.HasField("token_rate") or state.token_rate <= 0:
+        return learnt
+    if math.isnan(learnt) or state.token_rate > learnt:
+        return _sane(state.token_rate)
+    return learnt + PEAK_RATE_SMOOTHING * (state.token_rate - learnt)
+
+
+def _sane(rate: float) -> float:
+    """A rate that arithmetic can be done with: what lies beyond is a mistake of the worker's, not a fact."""
+    return min(max(rate, SLOWEST_RATE), FASTEST_RATE)
