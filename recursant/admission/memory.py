@@ -7,7 +7,7 @@ higher, as they do not end all at once.
 
 What it will hold at their end is bounded twice, and the smaller bound counts:
 
-- by the report: what is used, the prompts that wait there, those that no report has seen, and all answers of the
+- by the report: what is used, the prompts that wait there, those that need not be in either, and all answers of the
   requests that we have in flight there. It counts what an answer has written twice, and a shared prefix once.
 - by the requests: the prompts and answers of those that we have in flight there, and of what is used the part of those
   that came past us. It counts what an answer has written once, and a shared prefix for each.
@@ -49,8 +49,8 @@ class CacheReport:
         used: those in use.
         waiting: prompt tokens of the requests that wait in the engine: they hold nothing yet, and will.
         foreign: the share of the requests there, 0 to 1, that came past the processes of this host.
-        unseen: the share of what this host has in flight there, 0 to 1, that the beat does not know of: on the way to
-            the engine when it was made.
+        unseen: the share of what this host has in flight there, 0 to 1, whose prompts neither of the two need hold: on
+            the way to the engine when the beat was made; or known to it, and it does not say what is still to be read.
     """
 
     total: int
@@ -73,7 +73,11 @@ class CacheReport:
         reported = state.running_requests + state.waiting_requests
         # What is used where no request is cannot be one of ours.
         foreign = max(1 - in_flight / reported, 0.0) if reported else 1.0
-        unseen = max(1 - reported / in_flight, 0.0) if in_flight else 0.0
+        seen = reported
+        if not state.HasField("waiting_tokens"):
+            # As vLLM. Who waits there holds nothing yet; one that runs may be a probe, or have half its prompt to read.
+            seen = max(state.running_requests - 1, 0)
+        unseen = max(1 - seen / in_flight, 0.0) if in_flight else 0.0
         used = math.ceil(state.kv_cache_usage * total - _NOISE)
         return cls(total, used, state.waiting_tokens, foreign, unseen)
 

@@ -97,13 +97,18 @@ def test_prompts_that_wait_in_the_engine_will_need_memory() -> None:
     ("fields", "in_flight", "counted", "at_end"),
     [
         # Four requests of 100 + 150, each with 100 tokens of its answer: 1,000 at their end, not 800 + 600.
-        ({"running_requests": 4}, 4, (400, 600, 0), 1_000),
+        ({"running_requests": 4, "waiting_tokens": 0}, 4, (400, 600, 0), 1_000),
         # A prefix of 700 that all share: 800 are used, and no more than the answers are to come.
-        ({"running_requests": 4}, 4, (2_900, 600, 0), 800 + 600),
+        ({"running_requests": 4, "waiting_tokens": 0}, 4, (2_900, 600, 0), 800 + 600),
+        # The engine does not say what is still to be read: for one of four that may be all of its prompt.
+        ({"running_requests": 4}, 4, (2_900, 600, 0), 800 + 725 + 600),
+        # Nor of whoever waits there, whose prompt is nowhere yet.
+        ({"running_requests": 3, "waiting_requests": 1}, 4, (2_900, 600, 0), 800 + 2 * 725 + 600),
+        ({"running_requests": 3, "waiting_requests": 1, "waiting_tokens": 60}, 4, (2_900, 600, 0), 860 + 600),
         # Two of four came past us: half of what is used is theirs.
         ({"running_requests": 4}, 2, (200, 300, 0), 400 + 500),
         # Half of ours are not there yet: their prompts and all answers come on top of what is used.
-        ({"running_requests": 2}, 4, (1_600, 600, 0), 800 + 800 + 600),
+        ({"running_requests": 2, "waiting_tokens": 0}, 4, (1_600, 600, 0), 800 + 800 + 600),
         # What was sent since the beat counts whole, and not twice.
         ({}, 0, (300, 100, 300), 800 + 300 + 100),
     ],

@@ -61,6 +61,33 @@ def test_a_beat_does_not_forget_what_running_requests_will_still_write() -> None
     assert room(table) == NOW
 
 
+@pytest.mark.parametrize(
+    ("used", "running", "waiting", "at_end"),
+    [
+        # One has its prompt in; the other waits in the engine, is on its way there, or waits behind a probe.
+        (400, 1, 1, 1_200),
+        (400, 1, 0, 1_200),
+        (420, 2, 0, 1_200),
+        (420, 2, 1, 1_220),
+        # One has half of its prompt in: an engine reads a long one piece by piece.
+        (600, 2, 0, 1_200),
+    ],
+)
+def test_a_prompt_that_is_not_in_the_cache_yet_counts_though_the_engine_has_it(
+    used: int, running: int, waiting: int, at_end: int
+) -> None:
+    table = table_of(worker())
+    [row] = table.candidates().rows
+    for _ in range(2):
+        table.acquire(row, 400, 200)
+    beat = worker(used, running)
+    # As vLLM, it does not say how long the prompts are that it has still to read.
+    beat.state.waiting_requests = waiting
+    table.upsert(beat)
+    # A third one of 600 would need more than there is.
+    assert room(table) == AT_END - at_end
+
+
 def test_what_takes_the_place_of_another_one_counts_once_until_the_next_beat() -> None:
     table = table_of(worker())
     [row] = table.candidates().rows
