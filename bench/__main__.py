@@ -49,9 +49,9 @@ def main() -> None:
 
             extproc_transport.run(requests=256 if options.quick else 1_024)
         else:
-            from bench import gateway
+            from bench.gateway.run import run
 
-            gateway.run(quick=options.quick)
+            run(quick=options.quick)
     print(f"rows are in {OUT.relative_to(Path.cwd()) if OUT.is_relative_to(Path.cwd()) else OUT}")
 
 

@@ -14,12 +14,14 @@ import uvloop
 
 from bench.http_backend import addresses
 from recursant.fleet.worker import Model, WorkerRecord, WorkerStatus
+from recursant.store.exchange import StoreError
 from recursant.store.workers import WorkerStore
 from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
 
 FAMILY = "bench"
 MODEL = "bench/Bench-7B"
 BEAT_S = 10.0
+_RETRY_S = 0.1
 
 
 def state(index: int, address: str) -> WorkerState:
@@ -70,12 +72,21 @@ async def publish(url: str, workers: int, port: int) -> None:
     while True:
         for each in fleet:
             each.sequence += 1
-            await store.publish(each)
+            await _told(store, each)
             if not first:
                 await asyncio.sleep(BEAT_S / workers)
         if first:
             print(json.dumps("ready"), flush=True)
             first = False
+
+
+async def _told(store: WorkerStore, state: WorkerState) -> None:
+    """Publish, again and again if need be: on a busy machine Redis answers late at times."""
+    while True:
+        try:
+            return await store.publish(state)
+        except StoreError:
+            await asyncio.sleep(_RETRY_S)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The yardstick: an ext_proc server that decides nothing, on gRPC's own asyncio server with generated stubs.
 
-    python -m bench.noop_server HEADERS_ADDRESS BODY_ADDRESS
+    python -m bench.noop_server HEADERS_SOCKET BODY_SOCKET
 
-At the second address it asks for the whole body first, as our body mode does: the same messages go to and fro.
+At the second Unix socket it asks for the whole body first, as our body mode does: the same messages go to and fro.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ class Noop(stubs.ExternalProcessorServicer):  # type: ignore[misc]
             yield response
 
 
-async def serve(headers_address: str, body_address: str) -> None:
+async def serve(headers_path: str, body_path: str) -> None:
     servers = []
-    for address, wants_body in ((headers_address, False), (body_address, True)):
+    for path, wants_body in ((headers_path, False), (body_path, True)):
         options = (("grpc.http2.max_ping_strikes", 0), ("grpc.max_receive_message_length", _MOST_BYTES))
         server = aio.server(options=options)
         stubs.add_ExternalProcessorServicer_to_server(Noop(wants_body=wants_body), server)
-        server.add_insecure_port(address)
+        server.add_insecure_port(f"unix:{path}")
         await server.start()
         servers.append(server)
     print(json.dumps("ready"), flush=True)

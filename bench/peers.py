@@ -27,7 +27,8 @@ import uvloop
 import yaml
 
 from bench import fleets
-from bench.gateway import HEADERS_AGENT, Rig, free_port
+from bench.gateway.cases import HEADERS_AGENT, LEAN
+from bench.gateway.rig import Rig, free_port
 from bench.http_backend import addresses
 from bench.processes import Child, child, cpu_seconds, tree
 from recursant.names import AGENT_ID, LOOPBACK
@@ -206,7 +207,7 @@ async def measure(rounds: int, share: float) -> tuple[list[Row], list[Absent]]:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         async with contextlib.AsyncExitStack() as stack:
-            rig = await stack.enter_async_context(Rig(folder, (WORKERS,), ("lean",), yardsticks=False).running())
+            rig = await stack.enter_async_context(Rig(folder, (WORKERS,), (LEAN,)).running())
             urls = [f"http://{address}:{rig.backend_port}" for address in addresses(WORKERS)]
             roots = [rig.envoy.pid, rig.servers["lean", WORKERS].pid]
             peers = [Peer(OURS, "lean", rig.ports[f"lean-{WORKERS}"], roots)]

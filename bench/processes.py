@@ -93,7 +93,14 @@ async def child(command: Sequence[str], log: Path, *, piped: bool = False, **opt
 @contextlib.asynccontextmanager
 async def helper(module: str, log: Path, *arguments: str) -> AsyncIterator[Child]:
     """One of our own modules as a process; ready when it has said its first line."""
-    async with child((PYTHON, "-m", module, *arguments), log, piped=True) as running:
+    async with ready((PYTHON, "-m", module, *arguments), log) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def ready(command: Sequence[str], log: Path) -> AsyncIterator[Child]:
+    """A process that says when it is ready, with one line of JSON."""
+    async with child(command, log, piped=True) as running:
         await asyncio.wait_for(running.line(), _START_S)
         yield running
 
