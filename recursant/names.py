@@ -55,6 +55,8 @@ DESTINATION_ENDPOINT: Final = "x-gateway-destination-endpoint"
 WORKER_AGENT: Final = "x-recursant-agent"
 WORKER_CLASS: Final = "x-recursant-class"
 WORKER_PRIORITY: Final = "x-recursant-priority"
+# How the request ids of our probes begin.
+PROBE_REQUEST_ID: Final = "recursant-probe"
 
 # --- on the response ---
 SERVED_BY: Final = "x-recursant-worker"

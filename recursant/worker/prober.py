@@ -4,12 +4,14 @@ import asyncio
 import logging
 import random
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import httpx
 
+from recursant import names
 from recursant.config.model import Probes
 from recursant.fleet.evidence import Evidence
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
@@ -128,9 +130,10 @@ class Prober:
     async def _ask(self, record: WorkerRecord, turn: Turn, client: httpx.AsyncClient) -> ProbeResult:
         url = f"http://{record.endpoint}/v1/completions"
         body = probe_body(self._rules, record.models[0].name)
+        headers = {names.REQUEST_ID: f"{names.PROBE_REQUEST_ID}-{uuid.uuid4().hex}"}
         timeout_s = self._rules.timeout_ms / 1_000
         try:
-            async with asyncio.timeout(timeout_s), client.stream("POST", url, json=body) as answer:
+            async with asyncio.timeout(timeout_s), client.stream("POST", url, json=body, headers=headers) as answer:
                 content = bytearray()
                 async for chunk in answer.aiter_bytes():
                     content += chunk

@@ -11,10 +11,11 @@ Answer = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 
 @dataclass
 class HttpServer:
-    """A running server; `requests` holds the path and body of each that came."""
+    """A running server; `requests` holds the path and body of each that came, `heads` its lines before the body."""
 
     port: int
     requests: list[tuple[str, bytes]]
+    heads: list[str]
 
     @property
     def url(self) -> str:
@@ -25,6 +26,7 @@ class HttpServer:
 async def http_server(answer: Answer, *, port: int = 0) -> AsyncIterator[HttpServer]:
     """Serve on the loopback address until the end of the block."""
     requests: list[tuple[str, bytes]] = []
+    heads: list[str] = []
     connections: set[asyncio.Task[None]] = set()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,6 +45,7 @@ async def http_server(answer: Answer, *, port: int = 0) -> AsyncIterator[HttpSer
                 body = await reader.readexactly(length)
                 path = head.split()[1]
                 requests.append((path, body))
+                heads.append(head)
                 status, content = await answer(path, body)
                 writer.write(f"HTTP/1.1 {status} Whatever\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
                 await writer.drain()
@@ -53,7 +56,7 @@ async def http_server(answer: Answer, *, port: int = 0) -> AsyncIterator[HttpSer
 
     server = await asyncio.start_server(converse, "127.0.0.1", port)
     try:
-        yield HttpServer(server.sockets[0].getsockname()[1], requests)
+        yield HttpServer(server.sockets[0].getsockname()[1], requests, heads)
     finally:
         server.close()
         for task in connections:

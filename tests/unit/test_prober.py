@@ -16,6 +16,7 @@ from recursant.config.model import Probes
 from recursant.fleet.evidence import Evidence, Reason
 from recursant.fleet.isolation import Isolation, Phase, Standing
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.names import PROBE_REQUEST_ID, REQUEST_ID
 from recursant.sim import errors
 from recursant.worker.probe import Outcome, probe_body, read_answer
 from recursant.worker.prober import SOON_SHARE, Prober
@@ -148,6 +149,18 @@ async def test_a_worker_passes_until_its_answer_changes() -> None:
         rig.be(incarnation="second")
         while (await rig.next())[0] is not Evidence.PROBE_PASSED:
             pass
+
+
+async def test_a_probe_can_be_told_by_its_id() -> None:
+    async def answer(_path: str, _body: bytes) -> tuple[int, bytes]:
+        return 200, completion(" Paris")
+
+    async with probing(answer) as rig:
+        for _ in range(2):
+            await rig.next()
+        ids = [line for head in rig.server.heads for line in head.splitlines() if line.startswith(REQUEST_ID)]
+    assert len(set(ids)) >= 2
+    assert all(each.startswith(f"{REQUEST_ID}: {PROBE_REQUEST_ID}-") for each in ids)
 
 
 async def test_answers_need_not_be_compared() -> None:

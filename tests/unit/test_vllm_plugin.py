@@ -19,6 +19,7 @@ from http_kit import http_server
 from redis_server import RedisServer
 from vllm_kit import MODEL, FinishReason, ModelConfig, finished, iteration, scheduler, vllm_config, vllm_installed
 
+from recursant.names import PROBE_REQUEST_ID
 from recursant.store.codec import check
 from recursant.store.workers import WorkerStore
 from recursant.v1.worker_state_pb2 import WorkerPhase, WorkerState
@@ -52,8 +53,19 @@ def test_counts_what_vllm_says() -> None:
     assert (counts.generated_tokens, counts.prompt_tokens, counts.preemptions) == (7, 60, 2)
     assert (counts.prefix_queries, counts.prefix_hits) == (110, 40)
     assert counts.finished == {"stop": 1, "length": 0, "abort": 0, "error": 1, "repetition": 0, "other": 0}
-    assert (counts.finished_requests, counts.finished_prompt_tokens, counts.queue_seconds) == (2, 20, 2.0)
-    assert counts.finished_answer_tokens == 2 * 5
+    assert (counts.finished_requests, counts.queue_seconds) == (2, 2.0)
+    assert (counts.asked, counts.asked_prompt_tokens, counts.asked_answer_tokens) == (2, 20, 2 * 5)
+
+
+def test_probes_say_nothing_of_the_length_of_requests() -> None:
+    tally = Tally()
+    probe = finished(prompt=6, queued=0.5, request_id=f"cmpl-{PROBE_REQUEST_ID}-0a1b-0")
+    tally.step(None, iteration(probe, finished(prompt=700, queued=1.5, request_id="cmpl-0a1b-0")))
+    counts = tally.counts()
+    assert (counts.finished["stop"], counts.queue_seconds) == (2, 2.0)
+    assert (counts.asked, counts.asked_prompt_tokens, counts.asked_answer_tokens) == (1, 700, 5)
+    state = build(tally)
+    assert (state.finished_requests, state.finished_prompt_tokens, state.counters.finished_stop) == (1, 700, 2)
 
 
 def test_requests_that_are_put_off_are_waiting() -> None:

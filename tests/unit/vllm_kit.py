@@ -28,10 +28,17 @@ class FinishReason(IntEnum):
         return self.name.lower()
 
 
-def finished(reason: Any = FinishReason.STOP, *, prompt: int = 10, queued: float = 0.0) -> SimpleNamespace:
+def finished(
+    reason: Any = FinishReason.STOP, *, prompt: int = 10, queued: float = 0.0, request_id: str | None = None
+) -> SimpleNamespace:
     """A FinishedRequestStats."""
     return SimpleNamespace(
-        finish_reason=reason, num_prompt_tokens=prompt, num_generation_tokens=5, queued_time=queued, e2e_latency=1.0
+        finish_reason=reason,
+        request_id=request_id,
+        num_prompt_tokens=prompt,
+        num_generation_tokens=5,
+        queued_time=queued,
+        e2e_latency=1.0,
     )
 
 

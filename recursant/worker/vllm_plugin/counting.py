@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from recursant.names import PROBE_REQUEST_ID
+
 # vLLM's FinishReason, by its own words; what is none of these counts as "other".
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 OTHER: Final = "other"
@@ -28,9 +30,10 @@ class Counts:
         prefix_hits: counter: those that were found.
         preemptions: counter.
         finished: counters of ended requests, by vLLM's reason.
-        finished_prompt_tokens: counter: the tokens of their prompts.
-        finished_answer_tokens: counter: the tokens of their answers.
-        queue_seconds: counter: how long the ended requests had waited in the queue, in all.
+        asked: counter: requests that have ended and were no probes of ours.
+        asked_prompt_tokens: counter: the tokens of their prompts.
+        asked_answer_tokens: counter: the tokens of their answers.
+        queue_seconds: counter: how long all ended requests had waited in the queue, together.
         gap_seconds: counter: time between two tokens of a request, in all.
         gaps: counter: how many those were.
         rejected: counter: requests that a queue limit refused.
@@ -47,8 +50,9 @@ class Counts:
     prefix_hits: int | None
     preemptions: int
     finished: dict[str, int]
-    finished_prompt_tokens: int
-    finished_answer_tokens: int
+    asked: int
+    asked_prompt_tokens: int
+    asked_answer_tokens: int
     queue_seconds: float
     gap_seconds: float
     gaps: int
@@ -83,8 +87,9 @@ class Tally:
     _prefix_hits: int | None = None
     _preemptions: int = 0
     _finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*FINISH_REASONS, OTHER), 0))
-    _finished_prompt: int = 0
-    _finished_answer: int = 0
+    _asked: int = 0
+    _asked_prompt: int = 0
+    _asked_answer: int = 0
     _queue_seconds: float = 0.0
     _gap_seconds: float = 0.0
     _gaps: int = 0
@@ -122,8 +127,9 @@ class Tally:
             prefix_hits=self._prefix_hits,
             preemptions=self._preemptions,
             finished=dict(self._finished),
-            finished_prompt_tokens=self._finished_prompt,
-            finished_answer_tokens=self._finished_answer,
+            asked=self._asked,
+            asked_prompt_tokens=self._asked_prompt,
+            asked_answer_tokens=self._asked_answer,
             queue_seconds=self._queue_seconds,
             gap_seconds=self._gap_seconds,
             gaps=self._gaps,
@@ -168,6 +174,9 @@ class Tally:
         for request in getattr(stats, "finished_requests", ()):
             reason = str(getattr(request, "finish_reason", OTHER)).rpartition(".")[2].lower()
             self._finished[reason if reason in self._finished else OTHER] += 1
-            self._finished_prompt += getattr(request, "num_prompt_tokens", 0)
-            self._finished_answer += getattr(request, "num_generation_tokens", 0)
             self._queue_seconds += max(0.0, getattr(request, "queued_time", 0.0))
+            # vLLM has its own words before and after the id that a request came with.
+            if PROBE_REQUEST_ID not in (getattr(request, "request_id", None) or ""):
+                self._asked += 1
+                self._asked_prompt += getattr(request, "num_prompt_tokens", 0)
+                self._asked_answer += getattr(request, "num_generation_tokens", 0)

@@ -68,9 +68,10 @@ class StateBuilder:
             exclusive=settings.exclusive,
             running_requests=counts.running,
             waiting_requests=counts.waiting,
-            finished_requests=counts.finished_requests,
-            finished_prompt_tokens=counts.finished_prompt_tokens,
-            finished_answer_tokens=counts.finished_answer_tokens,
+            # For the lengths of requests, of which a probe says nothing.
+            finished_requests=counts.asked,
+            finished_prompt_tokens=counts.asked_prompt_tokens,
+            finished_answer_tokens=counts.asked_answer_tokens,
             engine=self._engine,
         )
         # Its configuration has the first of several served names only.
