@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help install up test test-unit test-e2e test-vllm lint format protos compiled bench bench-peers bench-fleet soak clean
+.PHONY: help install up test test-unit test-e2e test-compiled test-vllm lint format protos compiled bench bench-peers bench-fleet soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -32,6 +32,9 @@ test-unit: $(STAMP) ## Only the tests that start no Envoy
 test-e2e: $(STAMP) ## Only the tests that run the whole product
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
+test-compiled: compiled ## All tests against the compiled packages
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/python scripts/run-tests --compiled $(ARGS)
+
 test-vllm: $(STAMP) ## Real vLLM on the CPU behind the gateway; installs it into .venv-vllm (docs/test-vllm.md)
 	$(PYTHON) tests/real_vllm/environment.py .venv-vllm
 	$(BIN)/python -m pytest --capture=sys tests/real_vllm $(ARGS)
@@ -49,7 +52,8 @@ protos: $(STAMP) ## Generate the protobuf modules from proto/
 	$(BIN)/python scripts/generate-protos
 
 compiled: $(STAMP) ## The packages in build/compiled, with what runs for every request compiled (docs/performance.md)
-	$(BIN)/python scripts/compile-hot-path build/compiled
+	rm -rf build/compiled
+	RECURSANT_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/compiled .
 
 bench: $(STAMP) ## Measure decision, transport and gateway (ARGS=--quick for a short run)
 	$(BIN)/python -m bench $(ARGS)

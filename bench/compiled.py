@@ -1,11 +1,15 @@
-"""The hot path compiled (scripts/compile-hot-path), for a process that is measured beside the plain one."""
+"""The hot path compiled (hatch_build.py), for a process that is measured beside the plain one."""
 
 import asyncio
+import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Final
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "compile-hot-path"
+ROOT: Final = Path(__file__).parent.parent
+# As `make compiled` has it; the folder follows.
+INSTALL: Final = "-m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target"
 
 
 def compiler() -> str | None:
@@ -14,13 +18,16 @@ def compiler() -> str | None:
 
 
 async def build(folder: Path) -> None:
-    """Compile into `folder`: a process whose working directory it is runs from there.
+    """Compile into `folder`, which is not there yet: a process whose working directory it is runs from there.
 
     Raises:
         RuntimeError: it does not compile; with what the compiler said.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SCRIPT), str(folder), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *(sys.executable, *INSTALL.split(), str(folder), str(ROOT)),
+        env={**os.environ, "RECURSANT_COMPILE": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     said, _ = await process.communicate()
     if process.returncode:

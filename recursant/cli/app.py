@@ -37,12 +37,23 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from recursant.hot_path import build
+
+        typer.echo(f"recursant {build()}")
+        raise typer.Exit
+
+
 @app.callback(
     epilog="Start everything on this machine with [bold]recursant up[/bold]; look around with "
     "[bold]recursant workers list[/bold] and [bold]recursant doctor[/bold]."
 )
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with every error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and end.")
+    ] = False,
 ) -> None:
     """Agent-aware traffic control for vLLM fleets: Envoy carries the bytes, Recursant picks the worker."""
     if debug:

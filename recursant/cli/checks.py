@@ -18,6 +18,7 @@ from recursant.cli.versions import installed_versions
 from recursant.config.load import ConfigError, check_config
 from recursant.config.model import Config
 from recursant.data import envoy_file
+from recursant.hot_path import build
 from recursant.store.embedded import embedded_redis_command
 from recursant.supervise.endpoints import EndpointsError, read_endpoints
 from recursant.supervise.envoy import envoy_binary
@@ -93,7 +94,7 @@ def _open_files() -> Check:
 def _packages() -> Iterator[Check]:
     versions = installed_versions()
     missing = [name for name, version in versions.items() if version is None]
-    yield Check("recursant", Verdict.OK, versions["recursant"] or "")
+    yield Check("recursant", Verdict.OK, build())
     if missing:
         yield Check("packages", Verdict.FAIL, f"missing: {', '.join(missing)}", _REINSTALL)
     else:

@@ -1,10 +1,11 @@
-"""Which versions are installed, without importing any of them."""
+"""Which versions are installed, without importing any of what is not ours."""
 
 import platform
 from importlib import metadata
 from typing import Final
 
 from recursant import __version__
+from recursant.hot_path import hot_path
 
 # Component and the distribution that brings it.
 _DISTRIBUTIONS: Final = {
@@ -23,6 +24,7 @@ def installed_versions() -> dict[str, str | None]:
     """Versions by component; None where it is not installed."""
     versions: dict[str, str | None] = {
         "recursant": __version__,
+        "hot path": hot_path(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
     }

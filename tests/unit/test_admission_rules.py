@@ -96,7 +96,7 @@ def test_another_water_mark_keeps_what_was_sent_since_the_report() -> None:
     table = FleetTable(admission=Admission(kv_water_mark=0.85))
     # 1,000 blocks of 16 tokens, half of them used.
     table.upsert(record("w", kv_blocks_total=1_000, kv_block_tokens=16, kv_cache_usage=0.5, max_num_seqs=10))
-    [row] = table.candidates().rows
+    [row] = table.candidates().rows.tolist()
     table.acquire(row, 60, 40)
     table.set_admission(Admission(kv_water_mark=0.6))
 

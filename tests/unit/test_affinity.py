@@ -14,6 +14,7 @@ from extproc.body import BodyFacts, read_json_body
 from extproc.decision import Arrival, Decision, Demand
 from extproc.gateway import Gateway
 from recursant.agents.policy import AgentPolicy
+from recursant.agents.priority import PriorityClass
 from recursant.config.model import AffinityBounds, Config, Routing, ScoreWeights
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerStatus
@@ -227,7 +228,7 @@ def test_a_worker_that_is_gone_or_does_not_fit_is_left() -> None:
             },
             "memory",
         ),
-        (Need(count_as=2), {"max_num_seqs": 4, "running_requests": 4}, "slots"),  # type: ignore[arg-type]
+        (Need(count_as=PriorityClass.HIGH), {"max_num_seqs": 4, "running_requests": 4}, "slots"),
     ],
 )
 def test_a_filter_holds_for_the_worker_of_a_session_as_for_any(

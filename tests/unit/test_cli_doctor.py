@@ -11,6 +11,7 @@ from redis_server import RedisServer
 
 from recursant import __version__
 from recursant.cli.app import run
+from recursant.hot_path import build
 from recursant.supervise.endpoints import Endpoints
 from recursant.supervise.ports import free_ports
 
@@ -152,7 +153,13 @@ def test_version_for_programs(form: str, read: object, capsys: pytest.CaptureFix
     assert run(["version", "-o", form]) == 0
     versions = read(capsys.readouterr().out)  # type: ignore[operator]
     assert versions["recursant"] == __version__
+    assert versions["hot path"] in ("compiled", "not compiled")
     assert versions["envoy"] == "1.40.0"
+
+
+def test_version_as_programs_say_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"recursant {build()}\n"
 
 
 def test_version_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def room(table: FleetTable) -> float:
 
 def test_a_beat_does_not_forget_what_running_requests_will_still_write() -> None:
     table = table_of(worker())
-    [row] = table.candidates().rows
+    [row] = table.candidates().rows.tolist()
     for _ in range(2):
         table.acquire(row, 200, 300)
     # Both have their prompts in, and 10 tokens of their answers.
@@ -77,7 +77,7 @@ def test_a_prompt_that_is_not_in_the_cache_yet_counts_though_the_engine_has_it(
     used: int, running: int, waiting: int, at_end: int
 ) -> None:
     table = table_of(worker())
-    [row] = table.candidates().rows
+    [row] = table.candidates().rows.tolist()
     for _ in range(2):
         table.acquire(row, 400, 200)
     beat = worker(used, running)
@@ -90,7 +90,7 @@ def test_a_prompt_that_is_not_in_the_cache_yet_counts_though_the_engine_has_it(
 
 def test_what_takes_the_place_of_another_one_counts_once_until_the_next_beat() -> None:
     table = table_of(worker())
-    [row] = table.candidates().rows
+    [row] = table.candidates().rows.tolist()
     table.acquire(row, 200, 300)
     table.upsert(worker(used=400, running=1))
     table.release(row, 200, 300)
@@ -105,7 +105,7 @@ def test_what_takes_the_place_of_another_one_counts_once_until_the_next_beat() -
 
 def test_a_worker_that_comes_back_still_counts_with_what_has_not_ended() -> None:
     table = table_of(worker())
-    [row] = table.candidates().rows
+    [row] = table.candidates().rows.tolist()
     table.acquire(row, 200, 300)
     table.remove("w1")
     table.upsert(worker(incarnation="second"))
@@ -117,7 +117,7 @@ def test_a_worker_that_comes_back_still_counts_with_what_has_not_ended() -> None
 
 def test_a_request_that_ends_after_its_worker_left_leaves_nothing() -> None:
     table = table_of(worker())
-    [row] = table.candidates().rows
+    [row] = table.candidates().rows.tolist()
     table.acquire(row, 200, 300)
     table.remove("w1")
     table.release(row, 200, 300)
@@ -127,7 +127,7 @@ def test_a_request_that_ends_after_its_worker_left_leaves_nothing() -> None:
 
 def test_a_release_with_other_numbers_is_refused_and_changes_nothing() -> None:
     table = table_of(worker())
-    [row] = table.candidates().rows
+    [row] = table.candidates().rows.tolist()
     table.acquire(row, 200, 300)
     for wrong in ((0, 0), (200, 301), (201, 299), (200, 299)):
         with pytest.raises(ValueError, match="other tokens"):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from fleet_kit import PHI, record
 
 from recursant.fleet.table import FleetTable
@@ -28,6 +29,7 @@ def joined(number: int) -> WorkerRecord:
     return replace(record(f"w{number}", endpoint=endpoint), models=Counted([PHI]))
 
 
+@pytest.mark.plain("it counts in a subclass of tuple, which compiled code goes through without asking it")
 def test_joining_and_falling_silent_are_looked_at_when_somebody_asks() -> None:
     table = FleetTable()
     Counted.looks = 0
