@@ -8,8 +8,9 @@ from recursant.routing.affinity import Trail
 from recursant.routing.need import Need
 
 
-# Not frozen, as nothing that is made for every request: that alone would triple the time to make one.
-@dataclass(slots=True)
+# As all that is made for every request: not frozen, which would triple the time to make one, and with an `__init__` of
+# its own, as the generated one stays interpreted where this is compiled, and takes five times as long.
+@dataclass(init=False)
 class Arrival:
     """A request as its headers show it.
 
@@ -29,10 +30,28 @@ class Arrival:
     json_body: bool
     real_time: bool
     request_headers: tuple[tuple[str, str], ...]
-    session: bytes = b""
+    session: bytes
+
+    def __init__(
+        self,
+        agent: AgentRequest,
+        at_s: float,
+        content_length: int | None,
+        json_body: bool,
+        real_time: bool,
+        request_headers: tuple[tuple[str, str], ...],
+        session: bytes = b"",
+    ) -> None:
+        self.agent = agent
+        self.at_s = at_s
+        self.content_length = content_length
+        self.json_body = json_body
+        self.real_time = real_time
+        self.request_headers = request_headers
+        self.session = session
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class Demand:
     """A request with everything known that decides about it.
 
@@ -51,11 +70,29 @@ class Demand:
     priority_class: PriorityClass
     checked: bool
     deadline_s: float
-    stands_in_for: frozenset[str] = frozenset()
-    trail: Trail | None = None
+    stands_in_for: frozenset[str]
+    trail: Trail | None
+
+    def __init__(
+        self,
+        agent: AgentRequest,
+        need: Need,
+        priority_class: PriorityClass,
+        checked: bool,
+        deadline_s: float,
+        stands_in_for: frozenset[str] = frozenset(),
+        trail: Trail | None = None,
+    ) -> None:
+        self.agent = agent
+        self.need = need
+        self.priority_class = priority_class
+        self.checked = checked
+        self.deadline_s = deadline_s
+        self.stands_in_for = stands_in_for
+        self.trail = trail
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class Decision:
     """Where a request goes.
 
@@ -79,14 +116,44 @@ class Decision:
     model: str
     allowed_models: str
     engine_priority: int | None
-    replaced_models: str = ""
-    fallback: str | None = None
-    max_tokens: int | None = None
-    shaped: int | None = None
-    affinity: str | None = None
-    cached_tokens: int = 0
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
+    replaced_models: str
+    fallback: str | None
+    max_tokens: int | None
+    shaped: int | None
+    affinity: str | None
+    cached_tokens: int
+    prompt_tokens: int
+    answer_tokens: int
+
+    def __init__(
+        self,
+        rows: tuple[int, ...],
+        endpoints: str,
+        model: str,
+        allowed_models: str,
+        engine_priority: int | None,
+        replaced_models: str = "",
+        fallback: str | None = None,
+        max_tokens: int | None = None,
+        shaped: int | None = None,
+        affinity: str | None = None,
+        cached_tokens: int = 0,
+        prompt_tokens: int = 0,
+        answer_tokens: int = 0,
+    ) -> None:
+        self.rows = rows
+        self.endpoints = endpoints
+        self.model = model
+        self.allowed_models = allowed_models
+        self.engine_priority = engine_priority
+        self.replaced_models = replaced_models
+        self.fallback = fallback
+        self.max_tokens = max_tokens
+        self.shaped = shaped
+        self.affinity = affinity
+        self.cached_tokens = cached_tokens
+        self.prompt_tokens = prompt_tokens
+        self.answer_tokens = answer_tokens
 
     def need_of(self, demand: Demand) -> Need:
         """What the request was placed with."""

@@ -27,7 +27,7 @@ SLOW_S: Final = 0.003
 MAX_NAMES: Final = 8
 # Explaining costs ten times as much as deciding. Of the sample, and of those that are kept for their outcome, at most
 # this many a second each: they come in floods just when there is no time to spare.
-MAX_EXPLAINED_PER_S: Final = 20
+MAX_EXPLAINED_PER_S: Final = 5
 
 
 @dataclass(slots=True, eq=False)

@@ -34,7 +34,7 @@ class Waiter(Protocol):
         """The wait is over."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(init=False, eq=False)
 class Ticket:
     """The place of one held request, in a batch or in the queue.
 
@@ -49,10 +49,26 @@ class Ticket:
 
     waiter: Waiter
     demand: Demand
-    fallback: str | None = None
-    refusal: Refusal | None = None
-    since_s: float | None = None
-    held: "Held[Ticket] | None" = None
+    fallback: str | None
+    refusal: Refusal | None
+    since_s: float | None
+    held: "Held[Ticket] | None"
+
+    def __init__(
+        self,
+        waiter: Waiter,
+        demand: Demand,
+        fallback: str | None = None,
+        refusal: Refusal | None = None,
+        since_s: float | None = None,
+        held: "Held[Ticket] | None" = None,
+    ) -> None:
+        self.waiter = waiter
+        self.demand = demand
+        self.fallback = fallback
+        self.refusal = refusal
+        self.since_s = since_s
+        self.held = held
 
 
 @dataclass(slots=True)

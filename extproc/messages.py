@@ -100,10 +100,6 @@ def continue_piece(phase: Phase, set_headers: Headers, remove_headers: tuple[str
     return _serialised(response)
 
 
-continue_answer = lru_cache(maxsize=4_096)(continue_piece)
-"""The same, kept: for mutations that repeat from request to request."""
-
-
 def _serialised(response: ProcessingResponse) -> bytes:
     data: bytes = response.SerializeToString()
     return data
@@ -148,39 +144,31 @@ def more_time(seconds: float) -> bytes:
 # length of 127 looks like the filler and stands before it, so the last place is the right one; a short run might also
 # be something else.
 _FILLER: Final = "\x7f"
-_SHORTEST_FILLED: Final = 9
+SHORTEST_FILLED: Final = 9
+
+
+def filler(length: int) -> str:
+    """So many bytes that stand for a string which comes later."""
+    return _FILLER * length
+
+
+def around(piece: bytes, filled: str) -> tuple[bytes, bytes]:
+    """What stands before and after the filler in a piece that was made with it."""
+    before, _, after = piece.rpartition(filled.encode())
+    return before, after
 
 
 @lru_cache(maxsize=1_024)
 def _around_header(phase: Phase, name: str, length: int) -> tuple[bytes, bytes]:
-    filler = _FILLER * length
-    before, _, after = continue_piece(phase, ((name, filler),)).rpartition(filler.encode())
-    return before, after
+    return around(continue_piece(phase, ((name, filler(length)),)), filler(length))
 
 
 def header_piece(phase: Phase, name: str, value: str) -> bytes:
     """Set one header whose value belongs to this request alone; to be appended to an answer."""
     raw = value.encode()
-    if len(raw) < _SHORTEST_FILLED:
+    if len(raw) < SHORTEST_FILLED:
         return continue_piece(phase, ((name, value),))
     before, after = _around_header(phase, name, len(raw))
-    return before + raw + after
-
-
-@lru_cache(maxsize=4_096)
-def _around_endpoints(length: int, others: tuple[tuple[str, str | int], ...]) -> tuple[bytes, bytes]:
-    filler = _FILLER * length
-    fields = {names.METADATA_ENDPOINTS: filler, **dict(others)}
-    before, _, after = metadata_piece(fields).rpartition(filler.encode())
-    return before, after
-
-
-def endpoints_piece(endpoints: str, others: tuple[tuple[str, str | int], ...]) -> bytes:
-    """Dynamic metadata with the list of endpoints, which differs from request to request, and fields that repeat."""
-    raw = endpoints.encode()
-    if len(raw) < _SHORTEST_FILLED:
-        return metadata_piece({names.METADATA_ENDPOINTS: endpoints, **dict(others)})
-    before, after = _around_endpoints(len(raw), others)
     return before + raw + after
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -45,6 +46,9 @@ _SCRAPE_SECONDS: Final = 5.0
 # How long the first look at the fleet is waited for, and how often that is checked.
 _FIRST_LOAD_SECONDS: Final = 3.0
 _FIRST_LOAD_POLL_SECONDS: Final = 0.01
+
+# Objects made before young ones are looked through, and how many such turns an older generation waits.
+_GC_THRESHOLDS: Final = (20_000, 20, 20)
 
 _TRANSPORTS: Final[Mapping[str, Callable[..., Transport]]] = {"lean": LeanTransport, "grpcio": GrpcioTransport}
 
@@ -167,6 +171,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
                 await sharing.load()
             for bound in await server.listen(listen):
                 _log.info("listening on %s (%s transport)", bound, transport)
+            _collect_seldom()
             await _until(stop, following)
         finally:
             await server.drain(DRAIN_SECONDS)
@@ -224,6 +229,16 @@ async def _following(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def _collect_seldom() -> None:
+    """Leave what was loaded so far out of every garbage collection, and collect less often.
+
+    A request makes no reference cycles, and walking the modules again and again took 3 % of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 async def _fleet_known(directory: FleetDirectory) -> None:

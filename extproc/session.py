@@ -11,7 +11,7 @@ from typing import Final
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from google.protobuf.message import DecodeError
 
-from extproc import messages
+from extproc import answers, messages
 from extproc.body import BodyFacts, read_json_body
 from extproc.decision import Arrival, Decision, Demand
 from extproc.decisions import DecisionLog, Note
@@ -211,18 +211,14 @@ class RequestSession:
         )
         self._witness = Witness(self._gateway, outcome.rows, self._demand.deadline_s)
         agent = self._arrival.agent
-        fixed = (
-            (names.WORKER_AGENT, agent.agent),
-            (names.WORKER_CLASS, self._demand.priority_class.label),
-            (names.WORKER_PRIORITY, str(agent.priority)),
-            # The list is walked to its end and no further (DESIGN §10).
-            ("x-envoy-max-retries", str(len(outcome.rows) - 1)),
+        return answers.to_worker(
+            self._phase,
+            outcome,
+            agent.agent,
+            self._demand.priority_class.label,
+            agent.priority,
+            self._arrival.request_headers,
         )
-        answer = messages.continue_answer(self._phase, fixed, names.AGENT_DESCRIPTION_HEADERS)
-        for name, value in self._arrival.request_headers:
-            # Headers of this request alone: pieces of their own, so that the kept one repeats.
-            answer += messages.header_piece(self._phase, name, value)
-        return answer + messages.endpoints_piece(outcome.endpoints, _repeating_metadata(outcome))
 
     def _refuse(self, problem: ApiProblem) -> bytes:
         self._state = _State.REFUSED
@@ -256,21 +252,16 @@ class RequestSession:
         if self._note is not None:
             self._note.answered(_number(status))
         agent = arrival.agent
-        added = [(names.SERVED_AGENT, agent.agent)]
-        if self._worker:
-            added.append((names.SERVED_BY, self._worker))
-        if decision.fallback is not None:
-            added.append((names.FALLBACK, decision.fallback))
+        affinity = None
         if decision.affinity is not None and (self._worker or decision.affinity != KEPT):
-            added.append((names.AFFINITY, self._affinity(decision.affinity)))
+            affinity = self._affinity(decision.affinity)
         clamped = agent.clamped
         if decision.max_tokens is not None and messages.clamped_by_lua(request, added_too=decision.shaped is not None):
             clamped = (*clamped, names.CLAMPED_MAX_TOKENS)
-        if clamped:
-            added.append((names.CLAMPED, ",".join(clamped)))
+        retry_after = None
         if status in _RETRY_AFTER_STATUSES and names.RETRY_AFTER not in headers:
-            added.append((names.RETRY_AFTER, _DEFAULT_RETRY_AFTER))
-        answer = messages.continue_answer("response_headers", tuple(added))
+            retry_after = _DEFAULT_RETRY_AFTER
+        answer = answers.to_client(agent.agent, self._worker, decision.fallback, affinity, clamped, retry_after)
         has_body = not request.response_headers.end_of_stream
         self._tell_of_retry(messages.failed_attempt(request, message), witness)
         if witness.answered(self._row, _number(status), headers, has_body=has_body):
@@ -332,22 +323,6 @@ class RequestSession:
             self._gateway.table.release(self._row, self._decision.prompt_tokens, self._decision.answer_tokens)
             self._row = None
             self._desk.capacity_changed()
-
-
-def _repeating_metadata(decision: Decision) -> tuple[tuple[str, str | int], ...]:
-    """All metadata but the endpoints: it is the same for most requests of an agent."""
-    fields: list[tuple[str, str | int]] = []
-    if decision.model:
-        fields.append((names.METADATA_MODEL, decision.model))
-    if decision.allowed_models:
-        fields.append((names.METADATA_ALLOWED_MODELS, decision.allowed_models))
-    if decision.replaced_models:
-        fields.append((names.METADATA_REPLACED_MODELS, decision.replaced_models))
-    if decision.engine_priority is not None:
-        fields.append((names.METADATA_PRIORITY, decision.engine_priority))
-    if decision.max_tokens is not None:
-        fields.append((names.METADATA_MAX_TOKENS, decision.max_tokens))
-    return tuple(fields)
 
 
 def _number(status: bytes) -> int:

@@ -15,13 +15,16 @@ class PriorityClass(IntEnum):
     @property
     def label(self) -> str:
         """The lower-case name that headers, metrics and policies use."""
-        return self.name.lower()
+        return _LABELS[self]
 
     @property
     def engine_priority(self) -> int:
         """The number for vLLM's own `priority` field, where smaller runs sooner."""
         return -int(self)
 
+
+# Looked up for every request, and an enumeration takes long to give its names.
+_LABELS: Final = tuple(each.name.lower() for each in PriorityClass)
 
 # Smallest policy priority of each class (DESIGN §9): >= 15 Critical, 8-14 High, 4-7 Normal, <= 3 Low.
 CRITICAL_FROM: Final = 15

@@ -122,6 +122,14 @@ MEMORY: Final = Filter("memory", lambda _: True, _memory, _memory)
 SLOTS: Final = Filter("slots", lambda _: True, _slots, _slots)
 WAIT: Final = Filter("wait", lambda need: need.latency_sla_ms is not None, _wait, _wait_of_one)
 
+
+def too_little_for_this_one(facts: Sequence[float], length: float, load: float, need: Need) -> bool:
+    """Does CONTEXT, MEMORY or WAIT remove this worker: what compares the lengths of the request itself?"""
+    if length < need.context_tokens or _memory(facts, length, load, need):
+        return True
+    return need.latency_sla_ms is not None and _wait_of_one(facts, length, load, need)
+
+
 # In the order of evaluation. A worker that a hard filter removes is never used. The last two pass with time:
 # whoever may wait, waits for them.
 HARD_FILTERS: Final = (VRAM, BANDWIDTH, CONTEXT, MEMORY, SLOTS)

@@ -9,8 +9,9 @@ from recursant.agents.priority import PriorityClass
 DEFAULT_EXPECTED_TOKENS: Final = 256
 
 
-# Not frozen: one is made for every request, and that alone would triple the time.
-@dataclass(slots=True)
+# One is made for every request: neither frozen nor with a generated `__init__`, which is interpreted where this is
+# compiled.
+@dataclass(init=False)
 class Need:
     """The limits that filters compare, zero or None where the request sets none.
 
@@ -28,17 +29,43 @@ class Need:
         count_as: the class whose share of the slots it may use; None: any worker, full or not.
     """
 
-    family: str = ""
-    model: str = ""
-    exclusive: frozenset[str] = frozenset()
-    min_vram_mb: int = 0
-    min_bandwidth_mb_s: int = 0
-    prompt_tokens: int = 0
-    expected_tokens: int = DEFAULT_EXPECTED_TOKENS
-    likely_tokens: int | None = None
-    context_length: int = 0
-    latency_sla_ms: int | None = None
-    count_as: PriorityClass | None = None
+    family: str
+    model: str
+    exclusive: frozenset[str]
+    min_vram_mb: int
+    min_bandwidth_mb_s: int
+    prompt_tokens: int
+    expected_tokens: int
+    likely_tokens: int | None
+    context_length: int
+    latency_sla_ms: int | None
+    count_as: PriorityClass | None
+
+    def __init__(
+        self,
+        family: str = "",
+        model: str = "",
+        exclusive: frozenset[str] = frozenset(),
+        min_vram_mb: int = 0,
+        min_bandwidth_mb_s: int = 0,
+        prompt_tokens: int = 0,
+        expected_tokens: int = DEFAULT_EXPECTED_TOKENS,
+        likely_tokens: int | None = None,
+        context_length: int = 0,
+        latency_sla_ms: int | None = None,
+        count_as: PriorityClass | None = None,
+    ) -> None:
+        self.family = family
+        self.model = model
+        self.exclusive = exclusive
+        self.min_vram_mb = min_vram_mb
+        self.min_bandwidth_mb_s = min_bandwidth_mb_s
+        self.prompt_tokens = prompt_tokens
+        self.expected_tokens = expected_tokens
+        self.likely_tokens = likely_tokens
+        self.context_length = context_length
+        self.latency_sla_ms = latency_sla_ms
+        self.count_as = count_as
 
     @property
     def context_tokens(self) -> int:

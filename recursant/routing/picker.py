@@ -34,8 +34,8 @@ class Refusal(StrEnum):
     SLOTS = "slots"
 
 
-# Not frozen, as nothing that is made for every request: that alone would triple the time to make one.
-@dataclass(slots=True)
+# One is made for every request: neither frozen nor with a generated `__init__`, as `Need`.
+@dataclass(init=False)
 class Pick:
     """The answer: rows of the fleet table, best first, never empty.
 
@@ -47,7 +47,12 @@ class Pick:
 
     rows: tuple[int, ...]
     model: str
-    over_sla: bool = False
+    over_sla: bool
+
+    def __init__(self, rows: tuple[int, ...], model: str, over_sla: bool = False) -> None:
+        self.rows = rows
+        self.model = model
+        self.over_sla = over_sla
 
 
 def pick(

@@ -9,26 +9,24 @@ decides from scratch; it would always have given the same answer (tests/unit/tes
 import math
 import random
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recursant.config.model import ScoreWeights
 from recursant.fleet.candidates import CandidateSet
-from recursant.fleet.facts import Fact
+from recursant.fleet.facts import Fact, Facts
 from recursant.fleet.table import FleetTable
-from recursant.routing.filters import CONTEXT, HARD_FILTERS, MEMORY, WAIT
+from recursant.routing.filters import HARD_FILTERS, MEMORY, too_little_for_this_one
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, Refusal, best_places, noise, pick_afresh
-from recursant.routing.scorers import combined, load_of, load_of_one, peaks, terms
+from recursant.routing.scorers import combined, combined_of_one, depends_on_prompt, load_of, load_of_one, peaks, terms
 
 # Rankings that are kept. There is one for each combination of the limits that agents have.
 _MAX_RANKINGS: Final = 64
-# Changes beyond which a ranking is made anew rather than mended.
+# Changed workers beyond which a ranking is made anew rather than mended.
 _MAX_MENDED: Final = 24
-# What these compare belongs to the request: the length of its prompt and of its answer. Asked about the winners alone.
-_OF_THE_REQUEST: Final = (CONTEXT, MEMORY, WAIT)
 
 _Kind = tuple[object, ...]
 
@@ -64,7 +62,8 @@ class RankedPicker:
             need.min_vram_mb,
             need.min_bandwidth_mb_s,
             need.context_length,
-            need.count_as,
+            # As a number: an enumeration's own hash is slow.
+            -1 if need.count_as is None else int(need.count_as),
         )
         ranking = self._rankings.get(kind)
         if ranking is None:
@@ -85,11 +84,16 @@ class _Ranking:
         self._kind = replace(need, prompt_tokens=0, expected_tokens=0, latency_sla_ms=None)
         self._filters = tuple(each for each in HARD_FILTERS if each is not MEMORY and each.asks(self._kind))
         self._removers = tuple(each.removes_one for each in self._filters)
+        self._by_prompt = depends_on_prompt(weights)
         self._epoch = -1
         self._seen = 0
         self._found: CandidateSet
         self._rows: list[int] = []
         self._elsewhere: NDArray[np.int64] | None = None
+        # The largest of `_first`, and how many have it: while somebody has, a change of one leaves the others' scores.
+        self._best = 0.0
+        self._with_best = 0
+        self._stale = True
 
     def pick(self, need: Need, candidates: int, draw: float) -> Pick | None:
         """The pick; None: it cannot be told from here."""
@@ -98,31 +102,42 @@ class _Ranking:
         if self._removed == size:
             # Nobody, or nobody who passes: the name of the last filter counts.
             return None
-        scores = combined(self._first, self._second, self._weights, need.prompt_tokens)
-        scores += noise(size, draw)
-        if self._removed:
-            scores += self._gate
+        scores = self._scores(need.prompt_tokens) + noise(size, draw)
         found = self._found
         places = best_places(found, scores, candidates)
-        removers = [each.removes_one for each in _OF_THE_REQUEST if each.asks(need)]
         for place in places:
             facts = self._facts[place]
             if facts is None:
                 facts = self._facts[place] = self._table.facts_of_one(self._rows[place])
-            length, load = self._lengths[place], self._loads[place]
-            for removes in removers:
-                if removes(facts, length, load, need):
-                    return None
+            # What belongs to the request is asked about the winners alone.
+            if too_little_for_this_one(facts, self._lengths[place], self._loads[place], need):
+                return None
         return Pick(tuple([self._rows[place] for place in places]), found.models[places[0]])
+
+    def _scores(self, prompt_tokens: int) -> Facts:
+        """The scores of all, -inf for whoever a filter removes. Not to be written to."""
+        if self._by_prompt:
+            scores = combined(self._first, self._second, self._weights, prompt_tokens)
+            return scores + self._gate if self._removed else scores
+        if self._stale:
+            self._stale = False
+            self._best = float(np.maximum.reduce(self._first))
+            self._with_best = int(np.count_nonzero(self._first == self._best))
+            self._total = combined(self._first, self._second, self._weights, 0) + self._gate
+            self._total_cells: Any = self._total.data
+        return self._total
 
     def _follow(self) -> None:
         """Take in what has changed since the last pick."""
         changes = self._changes
         count = len(changes.rows)
-        if changes.epoch != self._epoch or count - self._seen > _MAX_MENDED:
+        if changes.epoch != self._epoch:
             self._make()
             return
         changed = set(changes.rows[self._seen :]) if count > self._seen else set()
+        if len(changed) > _MAX_MENDED:
+            self._make()
+            return
         self._seen = count
         elsewhere = self._table.elsewhere(self._found.rows)
         if elsewhere is not None:
@@ -155,12 +170,16 @@ class _Ranking:
         # The mean of the known peaks stands for the unknown ones, so each depends on all.
         self._guessed = any(peak != peak for peak in self._peaks)
         self._first, self._second = terms(facts, peaks(facts), load, self._weights, np.fmax)
+        # The same memory, for single numbers: numpy takes several times as long.
+        self._first_cells: Any = self._first.data
+        self._second_cells: Any = self._second.data
         # To be added to the scores: -inf for whoever a filter removes.
         self._gate = np.zeros(len(self._rows))
         for each in self._filters:
             self._gate[each.removes(facts, found.max_model_len, load, kind)] = -np.inf
         self._out: list[bool] = (self._gate != 0.0).tolist()
         self._removed = sum(self._out)
+        self._stale = True
 
     def _mend(self, rows: set[int]) -> None:
         """Work these out again."""
@@ -175,12 +194,29 @@ class _Ranking:
                 return
             self._peaks[place] = peak
             load = self._loads[place] = load_of_one(facts)
-            self._first[place], self._second[place] = terms(facts, peak, load, self._weights, max)
+            first, second = terms(facts, peak, load, self._weights, max)
             removed = self._is_removed(facts, self._lengths[place], load)
             if removed != self._out[place]:
                 self._out[place] = removed
                 self._gate[place] = -math.inf if removed else 0.0
                 self._removed += 1 if removed else -1
+            self._take_terms(place, first, second)
+
+    def _take_terms(self, place: int, first: float, second: float) -> None:
+        before = self._first_cells[place]
+        self._first_cells[place] = first
+        self._second_cells[place] = second
+        if self._by_prompt or self._stale:
+            return
+        if before == self._best:
+            self._with_best -= 1
+        if first == self._best:
+            self._with_best += 1
+        if first > self._best or self._with_best == 0:
+            self._stale = True
+            return
+        score = combined_of_one(first, second, self._best, self._weights)
+        self._total_cells[place] = -math.inf if self._out[place] else score
 
     def _is_removed(self, facts: list[float], length: float, load: float) -> bool:
         for removes in self._removers:  # noqa: SIM110 - a generator takes three times as long

@@ -90,12 +90,22 @@ def terms(
 
 def combined(first: Facts, second: Facts, weights: ScoreWeights, prompt_tokens: int) -> Facts:
     """The scores, from the `terms` of all candidates."""
-    if weights.profile == "adaptive":
+    if depends_on_prompt(weights):
         work = _over_fastest(prompt_tokens + first, second)
         least: Facts = np.minimum.reduce(work) / work
         return least
     total: Facts = weights.token_rate * _over_best(first) + second
     return total
+
+
+def depends_on_prompt(weights: ScoreWeights) -> bool:
+    """Does `combined` look at the length of the prompt?"""
+    return weights.profile == "adaptive"
+
+
+def combined_of_one(first: float, second: float, best: float, weights: ScoreWeights) -> float:
+    """`combined` of one candidate, where it does not depend on the prompt; `best` is the largest first term of all."""
+    return weights.token_rate * (first / best if best > 0 else 0.0) + second
 
 
 def cost_of_few(
