@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -76,6 +77,12 @@ class UpView:
     def waiting(self, reason: str) -> None:
         """Everything runs, but the gateway is not ready."""
         self._note(f"the gateway is not ready yet: {reason}")
+        if not self._layout.worker_ports and not self._layout.config.workers:
+            # Nobody else will say so: the summary comes with the first worker.
+            command = (
+                f"recursant worker sidecar --url http://{LOOPBACK}:8000 --run-dir {shlex.quote(str(self._run.path))}"
+            )
+            self._note(f"a vLLM that runs on this machine comes in with `{command}`")
 
     def ready(self) -> None:
         """Print what runs where."""
@@ -162,7 +169,9 @@ def _workers(layout: Layout) -> str:
         names = ", ".join(worker.worker_id for worker in layout.config.workers[:4])
         more = ", …" if len(layout.config.workers) > 4 else ""
         parts.append(f"{len(layout.config.workers)} configured: {names}{more}")
-    return "; ".join(parts) or "none: start some with `recursant sim`"
+    return (
+        "; ".join(parts) or "none: start some with `recursant sim`, or bring a vLLM in with `recursant worker sidecar`"
+    )
 
 
 def _say(stream: TextIO, text: str) -> None:

@@ -54,6 +54,17 @@ def test_on_a_pipe_each_step_is_a_line_and_the_summary_is_apart() -> None:
     assert out.getvalue().endswith("\nready\n")
 
 
+def test_without_workers_it_says_how_one_comes_in() -> None:
+    err = io.StringIO()
+    with view(io.StringIO(), err, workers=0) as shown:
+        shown.waiting("no worker")
+    assert err.getvalue() == (
+        "the gateway is not ready yet: no worker\n"
+        "a vLLM that runs on this machine comes in with "
+        "`recursant worker sidecar --url http://127.0.0.1:8000 --run-dir /r`\n"
+    )
+
+
 def test_on_a_terminal_progress_leaves_nothing_but_news() -> None:
     out, err = io.StringIO(), Terminal()
     with view(out, err, workers=1) as shown:
@@ -132,7 +143,7 @@ def test_the_summary_warns_of_a_gateway_that_others_reach() -> None:
         ({"workers": 1, "worker_models": ("m",)}, "1 simulated at 127.0.0.1:8101, serving m"),
         ({"workers": 2, "worker_models": ("m",)}, "2 simulated at 127.0.0.1:8101…8102, serving m"),
         ({"worker_urls": ("http://gpu:80",)}, "1 configured: gpu:80"),
-        ({"workers": 0}, "none: start some with `recursant sim`"),
+        ({"workers": 0}, "none: start some with `recursant sim`, or bring a vLLM in with"),
         (
             {"worker_urls": tuple(f"http://g{n}:80" for n in range(5)), "workers": 1, "worker_models": ("m",)},
             "1 simulated at 127.0.0.1:8101, serving m; 5 configured: g0:80, g1:80, g2:80, g3:80, …",
