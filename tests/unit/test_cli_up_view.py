@@ -143,7 +143,7 @@ def test_the_summary_warns_of_a_gateway_that_others_reach() -> None:
         ({"workers": 1, "worker_models": ("m",)}, "1 simulated at 127.0.0.1:8101, serving m"),
         ({"workers": 2, "worker_models": ("m",)}, "2 simulated at 127.0.0.1:8101…8102, serving m"),
         ({"worker_urls": ("http://gpu:80",)}, "1 configured: gpu:80"),
-        ({"workers": 0}, "none: start some with `recursant sim`, or bring a vLLM in with"),
+        ({"workers": 0}, "none: start some with `recursant sim`, or bring a vLLM in with `recursant worker sidecar`"),
         (
             {"worker_urls": tuple(f"http://g{n}:80" for n in range(5)), "workers": 1, "worker_models": ("m",)},
             "1 simulated at 127.0.0.1:8101, serving m; 5 configured: g0:80, g1:80, g2:80, g3:80, …",
