@@ -25,8 +25,10 @@ from recursant.routing.scorers import combined, combined_of_one, depends_on_prom
 
 # Rankings that are kept. There is one for each combination of the limits that agents have.
 _MAX_RANKINGS: Final = 64
-# Changed workers beyond which a ranking is made anew rather than mended.
-_MAX_MENDED: Final = 24
+# Changed workers beyond which a ranking is made anew rather than mended, and one more for so many candidates: making it
+# takes about as long as mending 10 of 100, or 50 of 1,000.
+_MAX_MENDED: Final = 6
+_CANDIDATES_PER_MENDED: Final = 24
 
 _Kind = tuple[object, ...]
 
@@ -89,6 +91,7 @@ class _Ranking:
         self._seen = 0
         self._found: CandidateSet
         self._rows: list[int] = []
+        self._max_mended = 0
         self._elsewhere: NDArray[np.int64] | None = None
         # The largest of `_first`, and how many have it: while somebody has, a change of one leaves the others' scores.
         self._best = 0.0
@@ -135,14 +138,14 @@ class _Ranking:
             self._make()
             return
         changed = set(changes.rows[self._seen :]) if count > self._seen else set()
-        if len(changed) > _MAX_MENDED:
+        if len(changed) > self._max_mended:
             self._make()
             return
         self._seen = count
         elsewhere = self._table.elsewhere(self._found.rows)
         if elsewhere is not None:
             [places] = np.nonzero((elsewhere != self._elsewhere).any(axis=0))
-            if places.size > _MAX_MENDED:
+            if places.size > self._max_mended:
                 self._make()
                 return
             self._elsewhere = elsewhere
@@ -161,6 +164,7 @@ class _Ranking:
         facts = table.facts(found.rows)
         load = load_of(facts)
         self._rows = found.rows.tolist()
+        self._max_mended = _MAX_MENDED + len(self._rows) // _CANDIDATES_PER_MENDED
         self._place_of = found.places
         self._lengths = found.max_model_len.tolist()
         self._loads = load.tolist()
