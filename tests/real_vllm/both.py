@@ -1,8 +1,11 @@
 """The same requests to real vLLM and to the simulated worker, and what of the answers is compared."""
 
 import contextlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,14 @@ from typing import Any
 import httpx
 from harness import Program, wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from vllm_rig import LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S
+from vllm_rig import LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S, RUN_S
 
 from recursant.supervise.ports import free_ports
+
+# How often an engine is looked at in the end.
+LOOKS = 2_000
+# What holds an engine.
+Hold = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class Engine:
         return list(found.values())
 
     def load(self) -> int:
-        """Requests that its HTTP server has."""
+        """Requests that its HTTP server has. Those that were cut may count on: compare it with an earlier look."""
         path, name = ("/sim/state", "in_flight") if self.name == "sim" else ("/load", "server_load")
         load: int = self.get(path).json()[name]
         return load
@@ -78,6 +86,37 @@ class Engine:
         """The sum of a metric's samples."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+class Ends:
+    """How many requests have ended since it was made, by the length of their answers.
+
+    The engine itself says who has ended, by its histogram of lengths: the way of an answer to us takes its own time.
+
+    Args:
+        engine: one of the two.
+        bounds: of the histogram; what is longer than the last is not counted, nor up to the first, as probes are.
+    """
+
+    def __init__(self, engine: Engine, *bounds: int) -> None:
+        self._engine = engine
+        self._bounds = bounds
+        self._before = engine.answers_up_to(*bounds)
+
+    def now(self) -> tuple[int, ...]:
+        """One number for each two neighbouring bounds."""
+        counts = self._engine.answers_up_to(*self._bounds)
+        ended = [count - base for count, base in zip(counts, self._before, strict=True)]
+        return tuple(longer - here for here, longer in itertools.pairwise(ended))
+
+    def watch(self, hold: Hold, wanted: int) -> Sequence[tuple[int, ...]]:
+        """Let an engine go by little steps, and look, until so many have ended."""
+        seen: list[tuple[int, ...]] = []
+        while len(seen) < LOOKS and (not seen or sum(seen[-1]) < wanted):
+            time.sleep(RUN_S)
+            with hold():
+                seen.append(self.now())
+        return seen
 
 
 def start_sim(directory: Path, *arguments: str) -> tuple[Program, Engine]:

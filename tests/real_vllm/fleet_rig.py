@@ -7,6 +7,7 @@ import httpx
 from harness import Stack, wait_until
 from vllm_rig import REQUEST_S, START_S, VllmServer, completion, say
 
+from recursant import names
 from recursant.supervise.rundir import ENDPOINTS_FILE
 
 # Blocks of 32 tokens: 2,560 tokens in all, little more than one request of the longest kind.
@@ -17,6 +18,9 @@ PRIORITY_KV_BLOCKS = 224
 SMALL_SEQS = 8
 CONFIG = """
 routing: {timeout_ms: 120000}
+# On shared cores extproc may come to its turn late. Envoy would go on without it, to any worker, and past all that is
+# tested here.
+extproc: {message_timeout_ms: 10000}
 agents:
   - {agent_id: any, model_family: qwen, max_new_tokens: 2000}
   - {agent_id: patient, model_family: qwen, on_memory_pressure: hold}
@@ -50,7 +54,7 @@ class Fleet:
             self._directory,
             "priority",
             *("--scheduling-policy", "priority", "--max-num-seqs", str(PRIORITY_SEQS)),
-            *("--num-gpu-blocks-override", str(PRIORITY_KV_BLOCKS), "--enable-server-load-tracking"),
+            *("--num-gpu-blocks-override", str(PRIORITY_KV_BLOCKS)),
             env={**env, "RECURSANT_WORKER_ID": "priority"},
         )
         self.small = VllmServer(
@@ -109,7 +113,8 @@ class Fleet:
             return metrics.value("recursant_workers", state="ready") >= len(self.servers)
 
         wait_until(knows_all, START_S, what="extproc knows every server")
-        wait_until(lambda: self.ask("/v1/completions", completion()).status_code == 200, what="it serves")
+        # Without it Envoy serves, too.
+        wait_until(lambda: names.SERVED_BY in self.ask("/v1/completions", completion()).headers, what="it serves")
 
     def ask(self, path: str, body: Any, *, agent: str | None = "any", **options: Any) -> httpx.Response:
         """POST through the gateway."""

@@ -1,12 +1,15 @@
 """Everything that vLLM serves passes the gateway."""
 
 import json
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
 import pytest
 from fleet_rig import Fleet
-from vllm_rig import MAX_MODEL_LEN, MODEL, completion
+from harness import wait_until
+from vllm_rig import MAX_MODEL_LEN, MODEL, REQUEST_S, completion
 
 MESSAGES = [{"role": "user", "content": "The queue holds"}]
 
@@ -120,11 +123,19 @@ def test_the_words_of_a_refusal_are_vllms(
 def test_a_hang_up_stops_the_engine(fleet: Fleet) -> None:
     server = fleet.lora
     before = server.metrics().value("vllm:generation_tokens_total")
+    here = server.load()
     body = {**completion(max_tokens=1_900, stream=True), "model": server.model}
-    with fleet.stack.client.stream("POST", "/v1/completions", json=body) as answer:
-        assert answer.status_code == 200
-        next(answer.iter_lines())
-        assert server.metrics().value("vllm:num_requests_running") == 1
+    gateway = HTTPConnection(fleet.stack.endpoints.gateway.removeprefix("http://"), timeout=REQUEST_S)
+    # Held, so that it is not over before the hang-up has come.
+    with closing(gateway), server.stopped() as engine:
+        gateway.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        wait_until(lambda: server.load() > here, what="it has come")
+        engine.run_until(lambda: server.metrics().value("vllm:num_requests_running") == 1, what="it runs")
+        with gateway.getresponse() as answer:
+            assert answer.status == 200
+            assert answer.readline().startswith(b"data: ")
+        gateway.close()
+        fleet.stack.wait_until(lambda: fleet.stack.inflight() == 0, what="the gateway has noticed")
     fleet.stack.wait_until(lambda: server.metrics().value("vllm:num_requests_running") == 0)
     # It was cut, not finished.
     assert server.metrics().value("vllm:generation_tokens_total") < before + 1_900

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fleet_rig import Fleet
@@ -57,10 +58,17 @@ def ready(fleet: Fleet, worker_id: str) -> bool:
 
 def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new(fleet: Fleet, spare: VllmServer) -> None:
     api = fleet.stack.endpoints.api
-    with Load(fleet.stack.endpoints.gateway) as load:
-        call = load.start("long", {**completion(max_tokens=1_500), "model": spare.model}, {"x-agent-id": "any"})
-        wait_until(lambda: spare.metrics().value("vllm:num_requests_running") == 1, what="the request runs")
-        drained = recursant("workers", "drain", "spare", "--api", api, "--timeout", "60s", timeout=90)
+    here = spare.load()
+    drain = ("workers", "drain", "spare", "--api", api, "--timeout", "60s")
+    with Load(fleet.stack.endpoints.gateway) as load, ThreadPoolExecutor() as pool:
+        with spare.stopped() as engine:
+            call = load.start("long", {**completion(max_tokens=1_500), "model": spare.model}, {"x-agent-id": "any"})
+            wait_until(lambda: spare.load() > here, what="the request has come")
+            engine.run_until(lambda: spare.metrics().value("vllm:num_requests_running") == 1, what="the request runs")
+            draining = pool.submit(recursant, *drain, timeout=90)
+            wait_until(lambda: not ready(fleet, "spare"), what="it is drained")
+            assert not draining.done()
+        drained = draining.result()
         assert drained.exit_code == 0, drained.out + drained.err
         # The command waited for it.
         assert spare.metrics().value("vllm:num_requests_running") == 0
@@ -76,9 +84,12 @@ def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new(fleet: Fleet, sp
 
 def test_a_killed_engine_costs_only_what_it_had(fleet: Fleet, spare: VllmServer) -> None:
     with Load(fleet.stack.endpoints.gateway) as load:
-        call = load.start("cut", {**completion(max_tokens=1_900), "model": spare.model}, {"x-agent-id": "any"})
-        wait_until(lambda: call.first > 0, what="the stream has begun")
-        os.kill(spare.engine_pid(), signal.SIGKILL)
+        pid = spare.engine_pid()
+        # Held, so that it has not ended before.
+        with spare.stopped() as engine:
+            call = load.start("cut", {**completion(max_tokens=1_900), "model": spare.model}, {"x-agent-id": "any"})
+            engine.run_until(lambda: call.first > 0, what="the stream has begun")
+            os.kill(pid, signal.SIGKILL)
         # A client that has part of an answer hears that it is over.
         load.wait()
         assert call.error

@@ -3,16 +3,13 @@
 What is known to differ is named here and in the table; everything else must be equal.
 """
 
-import itertools
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from both import Engine, shape, start_sim
+from both import Ends, Engine, Hold, shape, start_sim
 from fleet_rig import PRIORITY_KV_BLOCKS, PRIORITY_SEQS, SMALL_KV_BLOCKS, SMALL_SEQS, Fleet
 from harness import wait_until
 from load import Load
@@ -32,9 +29,6 @@ MESSAGE = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
 TOO_LONG = "zq " * 3_000
 # vLLM's has some thirty labels; the simulated worker gives those that mean something to it.
 CONFIG_INFO = "vllm:cache_config_info"
-# How long an engine runs between two looks at it, and how often it is looked at in the end.
-RUN_S = 0.03
-SAMPLES = 2_000
 # Looks may come late on a busy machine, and see too little.
 ATTEMPTS = 5
 # Of a server that was put to sleep once.
@@ -215,9 +209,6 @@ def test_numbers_and_truth_values_are_read_alike(real: Engine, sim: Engine, fiel
         assert error(ours) == error(theirs)
 
 
-Hold = Callable[[], AbstractContextManager[None]]
-
-
 def both_held(real: Engine, sim: Engine, fleet: Fleet) -> list[tuple[Engine, Hold]]:
     """Both engines, each with what holds it."""
     return [(real, fleet.priority.stopped), (sim, sim.frozen)]
@@ -225,40 +216,28 @@ def both_held(real: Engine, sim: Engine, fleet: Fleet) -> list[tuple[Engine, Hol
 
 def watched(
     engine: Engine, hold: Hold, requests: Sequence[tuple[int, int]], *, prompt_tokens: int, bounds: Sequence[int]
-) -> list[tuple[int, ...]]:
+) -> Sequence[tuple[int, ...]]:
     """Send requests to an engine that is held, let it go by little steps, and see how many ended, by their length.
-
-    The engine itself says who has ended, by its histogram of lengths: the way of an answer to us takes its own time.
 
     Args:
         engine: one of the two.
         hold: what holds it.
         requests: each a priority and a length of the answer.
         prompt_tokens: of each.
-        bounds: of the histogram; what is longer than the last is not counted, nor up to the first, as probes are.
+        bounds: of the lengths that are counted, as `Ends` has them.
 
     Returns:
         At each look, how many had ended of each length; at the last one all had.
     """
-
-    def ended() -> list[int]:
-        now = engine.answers_up_to(*bounds)
-        return [count - base for count, base in zip(now, before, strict=True)]
-
-    before = engine.answers_up_to(*bounds)
-    wanted = sum(bounds[0] < tokens <= bounds[-1] for _, tokens in requests)
-    seen: list[tuple[int, ...]] = []
+    ends = Ends(engine, *bounds)
+    here = engine.load()
     with Load(engine.url) as load:
         with hold():
             for number, (priority, tokens) in enumerate(requests):
                 body = completion(token_prompt(prompt_tokens, number), max_tokens=tokens, priority=priority)
                 load.start(f"{priority} {number}", body)
-                wait_until(lambda: engine.load() >= len(load.calls), what="it has come")
-        while len(seen) < SAMPLES and (not seen or sum(seen[-1]) < wanted):
-            time.sleep(RUN_S)
-            with hold():
-                counts = ended()
-            seen.append(tuple(longer - here for here, longer in itertools.pairwise(counts)))
+                wait_until(lambda: engine.load() - here >= len(load.calls), what="it has come")
+        seen = ends.watch(hold, sum(bounds[0] < tokens <= bounds[-1] for _, tokens in requests))
         calls = load.wait()
     lengths = [tokens for _, tokens in requests]
     assert [(call.status, call.error, call.tokens) for call in calls] == [(200, "", each) for each in lengths]

@@ -6,6 +6,8 @@ from harness import wait_until
 from load import Load
 from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, VllmServer, completion, token_prompt
 
+from recursant.names import PROBE_REQUEST_ID, REQUEST_ID
+
 # Keys and values, two layers, two heads of 32 floats of four bytes.
 KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4
 
@@ -54,21 +56,45 @@ def test_counters_are_exact_at_rest(fleet: Fleet, name: str) -> None:
     assert report["kv_cache_usage"] == pytest.approx(server.metrics().value("vllm:kv_cache_usage_perc"), abs=1e-3)
 
 
+def test_probes_do_not_count_among_the_requests_whose_lengths_are_learnt(fleet: Fleet) -> None:
+    server = fleet.small
+    before = fleet.report(server)
+    for request_id, tokens in ((f"{PROBE_REQUEST_ID}-1", 7), ("any-1", 9)):
+        headers = {REQUEST_ID: request_id}
+        answer = server.client.post("/v1/completions", json=completion(max_tokens=tokens), headers=headers)
+        assert answer.status_code == 200, answer.text
+    server.wait_idle()
+    wait_until(lambda: same_counters(fleet, server), what="the reported counters are those of /metrics")
+    after = fleet.report(server)
+    names = ("finished_requests", "finished_answer_tokens")
+    assert [int(after[name]) - int(before[name]) for name in names] == [1, 9]
+
+
 @pytest.mark.parametrize("name", ["priority", "small", "lora"])
 def test_state_follows_the_engine_under_load(fleet: Fleet, name: str) -> None:
     server: VllmServer = getattr(fleet, name)
-    # More than run at once, where there is room for them.
-    sequences, tokens = (2, 1_100) if server is fleet.small else (PRIORITY_SEQS + 2, 1_900)
-    with Load(server.url) as load:
+    # Of `priority` more than run at once.
+    sequences, running, tokens = {
+        fleet.priority: (PRIORITY_SEQS + 2, PRIORITY_SEQS, 1_900),
+        fleet.small: (2, 2, 1_100),
+        fleet.lora: (6, 6, 1_900),
+    }[server]
+    here = server.load()
+    # Held, so that none of them ends before all are there, and whoever is asked first and last sees the same.
+    with Load(server.url) as load, server.stopped() as engine:
         for number in range(sequences):
             load.start("long", completion(token_prompt(64, number), max_tokens=tokens))
-        wait_until(lambda: server.metrics().value("vllm:num_requests_running"), what="the engine runs")
-        # Frozen between two steps, so that whoever is asked first and last sees the same.
-        with server.paused():
-            wait_until(lambda: figures_now(server) == reported(fleet, server), what="the report is the engine's state")
-            running, _, usage = reported(fleet, server)
-    assert running > 0
-    assert usage > 0
+        wait_until(lambda: server.load() - here >= sequences, what="all have come")
+        # A probe may wait with them.
+        engine.run_until(
+            lambda: figures_now(server)[0] == running and figures_now(server)[1] >= sequences - running,
+            what="as many run as can",
+        )
+        wait_until(lambda: figures_now(server) == reported(fleet, server), what="the report is the engine's state")
+        said = reported(fleet, server)
+        assert said[0] == running
+        assert said[1] >= sequences - running
+        assert said[2] > 0
     server.wait_idle()
     wait_until(lambda: reported(fleet, server) == (0, 0, 0), what="the report is at rest")
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,9 @@ BLOCK_TOKENS = 32
 # A server starts in 30 to 70 s on two cores, two of them at once in longer.
 START_S = 300.0
 REQUEST_S = 120.0
+# How long an engine that is held runs between two looks at it, and how often it is looked at before it runs on.
+RUN_S = 0.03
+LOOKS = 5
 LOOPBACK = "127.0.0.1"
 
 _ENVIRONMENT = {
@@ -47,6 +50,8 @@ _ARGUMENTS = (
     *("--host", LOOPBACK),
     *("--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager", "--dtype", "float32"),
     *("--block-size", str(BLOCK_TOKENS)),
+    # For /load, which tells what has come while the engine is held.
+    "--enable-server-load-tracking",
 )
 
 
@@ -176,24 +181,20 @@ class VllmServer:
 
         wait_until(idle, REQUEST_S, what=f"{self.name} is idle")
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Hold the engine between two steps, with all that it has (a route of vLLM's development mode)."""
-        self.client.post("/pause", params={"mode": "keep"}).raise_for_status()
-        try:
-            yield
-        finally:
-            self.client.post("/resume").raise_for_status()
+    def load(self) -> int:
+        """Requests that its HTTP server has. Those that were cut may count on: compare it with an earlier look."""
+        load: int = self.client.get("/load").json()["server_load"]
+        return load
 
     @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
+    def stopped(self) -> Iterator["Stopped"]:
         """Hold the engine's process where it is; its HTTP server goes on taking requests, and the plugin reporting."""
-        pid = self.engine_pid()
-        os.kill(pid, signal.SIGSTOP)
+        stopped = Stopped(self.engine_pid())
+        stopped.hold()
         try:
-            yield
+            yield stopped
         finally:
-            os.kill(pid, signal.SIGCONT)
+            stopped.let_go()
 
     def memory_mb(self) -> float:
         """Proportional set size of all its processes, MB."""
@@ -205,6 +206,40 @@ class VllmServer:
                 line = next(each for each in path.read_text().splitlines() if each.startswith("Pss:"))
                 total += int(line.split()[1])
         return total / 1_000
+
+
+class Stopped:
+    """An engine's process that is held: a busy machine takes none of its states away before it was looked at.
+
+    Its HTTP server has nothing to do meanwhile but to answer: while a quick engine streams, it can take seconds.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def hold(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        """Let it run on. Harmless where it was killed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGCONT)
+
+    def run_until(self, condition: Callable[[], object], *, what: str) -> None:
+        """Let it run a little at a time until a condition holds, which is asked while it is held."""
+
+        def holds() -> bool:
+            for _ in range(LOOKS):
+                if condition():
+                    return True
+                # Its server may still be at what the engine has made.
+                time.sleep(RUN_S)
+            self.let_go()
+            time.sleep(RUN_S)
+            self.hold()
+            return False
+
+        wait_until(holds, REQUEST_S, what=what)
 
 
 def completion(prompt: Any = "The gateway takes", *, max_tokens: int = 8, **fields: Any) -> dict[str, Any]:
