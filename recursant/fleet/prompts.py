@@ -6,6 +6,7 @@ ahead of whoever comes next. The gateway knows better. It sent the prompt, and i
 """
 
 import heapq
+from collections import deque
 from typing import Final
 
 from recursant.fleet.table import FleetTable
@@ -17,6 +18,7 @@ ATTENTION_DOUBLES_AT: Final = 65_536
 # many tokens a second, and at least so long. Seconds.
 SLOWEST_PREFILL_TOKENS_S: Final = 5_000
 LEAST_S: Final = 0.5
+_LEAST_WORK: Final = SLOWEST_PREFILL_TOKENS_S * LEAST_S
 
 
 def prefill_work(tokens: int, cached: int = 0) -> int:
@@ -44,7 +46,9 @@ class Prompts:
 
     def __init__(self, table: FleetTable) -> None:
         self._table = table
-        # When each counts no more. Those that are answered before stay in until then.
+        # When each counts no more. Those that are answered before stay in until then. Short ones, which are nearly all,
+        # end in the order in which they came.
+        self._short: deque[tuple[float, Prompt]] = deque()
         self._ends: list[tuple[float, int, Prompt]] = []
         self._number = 0
 
@@ -53,9 +57,11 @@ class Prompts:
         self.expire(now)
         prompt = Prompt(row, prefill_work(tokens, cached))
         self._table.unread(row, prompt.work, cached)
-        self._number += 1
-        until = now + max(LEAST_S, prompt.work / SLOWEST_PREFILL_TOKENS_S)
-        heapq.heappush(self._ends, (until, self._number, prompt))
+        if prompt.work <= _LEAST_WORK:
+            self._short.append((now + LEAST_S, prompt))
+        else:
+            self._number += 1
+            heapq.heappush(self._ends, (now + prompt.work / SLOWEST_PREFILL_TOKENS_S, self._number, prompt))
         return prompt
 
     def read(self, prompt: Prompt) -> None:
@@ -66,6 +72,8 @@ class Prompts:
 
     def expire(self, now: float) -> None:
         """Stop counting those whose time is over."""
-        ends = self._ends
+        short, ends = self._short, self._ends
+        while short and short[0][0] <= now:
+            self.read(short.popleft()[1])
         while ends and ends[0][0] <= now:
             self.read(heapq.heappop(ends)[2])
