@@ -35,6 +35,7 @@ from recursant.fleet.counts_file import ColumnsFullError
 from recursant.fleet.directory import FleetDirectory
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord
+from recursant.hot_path import build
 from recursant.problems import ApiProblem
 from recursant.store.sessions import SessionStore
 
@@ -75,6 +76,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
     neighbours = None if share is None else Neighbours(config, share)
     process = 1 if share is None else share.process
     listen = config.extproc.listen if share is None else config.extproc.listen_of(process)
+    _log.info("recursant %s", build())
     directory = FleetDirectory(config, name="extproc", judges=True)
     table = FleetTable(None if neighbours is None else neighbours.slots, config.admission)
     recorder = Recorder()

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from harness import MakeStack, Stack, recursant
 
+from recursant.hot_path import build
+
 pytestmark = pytest.mark.e2e
 
 
@@ -44,3 +46,8 @@ def test_more_simulated_workers_join_and_leave(make_stack: MakeStack) -> None:
     assert answer.headers["x-recursant-worker"] == "late"
     assert sim.end() == 0
     stack.wait_until(lambda: "late" not in [worker["id"] for worker in stack.workers()])
+
+
+def test_extproc_says_how_it_was_built(stack: Stack) -> None:
+    # As the test process was, which knows (tests/conftest.py).
+    assert f"recursant {build()}" in stack.log("extproc")

@@ -311,7 +311,7 @@ def test_never_a_worker_that_a_hard_filter_removes_and_always_the_same_answer(
     candidates: int,
 ) -> None:
     weights = ScoreWeights(profile=profile)
-    need = Need(family="qwen", prompt_tokens=prompt, min_vram_mb=50, latency_sla_ms=400, count_as=1)  # type: ignore[arg-type]
+    need = Need(family="qwen", prompt_tokens=prompt, min_vram_mb=50, latency_sla_ms=400, count_as=PriorityClass.NORMAL)
     found = pick(table, need, weights=weights, candidates=candidates, rng=random.Random(1))
     if not isinstance(found, Pick):
         return

@@ -15,6 +15,7 @@ from transport_kit import PROCESS
 from extproc.service import serve
 from extproc.transports.address import AddressError
 from recursant.config.model import Config
+from recursant.hot_path import build
 
 PATIENCE_S = 20.0
 
@@ -64,6 +65,7 @@ async def test_the_service(transport: str, tmp_path: Path, caplog: pytest.LogCap
             await call.write(b"\xff not a ProcessingRequest")
             assert (await call.code()).name == "INVALID_ARGUMENT"
         text = await asyncio.to_thread(scrape, port)
+    assert f"recursant {build()}" in caplog.text
     assert f"listening on unix:{path} ({transport} transport)" in caplog.text
     for line in (
         'recursant_extproc_errors_total{kind="stream_error"} 1.0',
