@@ -67,7 +67,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
 
     Raises:
         AddressError: a listening address cannot be used.
-        CountsFileError: the file that the processes share cannot be used.
+        SharedFileError: the file that the processes share cannot be used.
         OSError: the metrics port cannot be used.
         ValueError: no such transport.
     """

@@ -48,7 +48,7 @@ class Neighbours:
         share: which of them this is.
 
     Raises:
-        CountsFileError: the file cannot be used.
+        SharedFileError: the file cannot be used.
     """
 
     def __init__(self, config: Config, share: Share) -> None:

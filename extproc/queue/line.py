@@ -19,7 +19,7 @@ from extproc.queue.pools import Pools
 from extproc.queue.wire import Wire
 from extproc.transports.address import SocketUmask
 from recursant.admission.queue import HoldQueue
-from recursant.fleet.counts_file import CountsFileError
+from recursant.fleet.shared_file import SharedFileError
 from recursant.routing.need import Need
 
 # How often a process writes that it does not hang, and looks after the owner. A dead owner is noticed at once.
@@ -123,7 +123,7 @@ class QueueLine:
         """Find the owner, or be it, until the end; then leave nothing behind.
 
         Raises:
-            CountsFileError: the socket cannot be made.
+            SharedFileError: the socket cannot be made.
         """
         name = self._socket_name(self._process)
         # The path of a folder may be too long for a socket in it; a number for it is not.
@@ -138,7 +138,7 @@ class QueueLine:
         except OSError as error:
             listening.close()
             os.close(folder)
-            raise CountsFileError(f"cannot listen on {self._path.parent / name}: {error.strerror}") from error
+            raise SharedFileError(f"cannot listen on {self._path.parent / name}: {error.strerror}") from error
         try:
             self._tick()
             yield

@@ -133,12 +133,12 @@ def _extproc(
     from extproc.transports.address import AddressError
     from recursant.cli.errors import CommandError
     from recursant.cli.runner import run_service
-    from recursant.fleet.counts_file import CountsFileError
+    from recursant.fleet.shared_file import SharedFileError
 
     async def service(stop: "asyncio.Event") -> None:
         try:
             await serve(settings, stop, transport=transport.value, share=None if share is None else Share(*share))
-        except (AddressError, CountsFileError) as error:
+        except (AddressError, SharedFileError) as error:
             raise CommandError(str(error)) from error
 
     run_service(service, level=log_level, log_format=log_format)

@@ -7,33 +7,18 @@ ends it however the process ends, and whoever finds it free clears the row that 
 """
 
 import hashlib
-import mmap
-import os
-import struct
-import time
 from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recursant.config.model import MAX_EXTPROC_PROCESSES
 from recursant.fleet import record_locks
+from recursant.fleet.shared_file import HEADER_BYTES, SharedFile
 
 _MAGIC: Final = b"RCNTCNT2"
-_HEADER: Final = struct.Struct("=8sII")
-_HEADER_BYTES: Final = 64
-# Bytes of the file that stand for locks: the one for columns, then one for each process from 1.
-_COLUMNS_LOCK: Final = 0
-# Somebody who clears the row of the last process holds its lock for a moment.
-_OWN_LOCK_SECONDS: Final = 2.0
-_RETRY_SECONDS: Final = 0.01
 
 _T = TypeVar("_T", bound=np.generic)
-
-
-class CountsFileError(Exception):
-    """The file cannot be used. The text is one line for the operator."""
 
 
 class ColumnsFullError(Exception):
@@ -50,28 +35,24 @@ class CountsFile:
         columns: workers that it can count at one time, in all processes together; who makes the file decides.
 
     Raises:
-        CountsFileError: the file is of another number of processes, cannot be opened, or this process runs already.
+        SharedFileError: the file is of another number of processes, cannot be opened, or this process runs already.
     """
 
     def __init__(self, path: Path, *, process: int, processes: int, columns: int) -> None:
-        if not 1 <= process <= processes <= MAX_EXTPROC_PROCESSES:
-            raise ValueError(f"process {process} of {processes}: expected 1 to {MAX_EXTPROC_PROCESSES}")
-        self.path = path
+        self._file = SharedFile(
+            path,
+            magic=_MAGIC,
+            purpose="shared counts",
+            process=process,
+            processes=processes,
+            width=columns,
+            size=_size,
+        )
         self._process = process
         self._processes = processes
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise CountsFileError(f"cannot use {path} for shared counts: {error.strerror}") from error
-        try:
-            with record_locks.held(self._fd, _COLUMNS_LOCK):
-                self._map, columns = self._mapped(columns)
-            self._claim_row()
-        except BaseException:
-            os.close(self._fd)
-            raise
+        columns = self._file.width
         # Eight-byte numbers first, so that everything is aligned.
-        self._at = _HEADER_BYTES
+        self._at = HEADER_BYTES
         self._keys: NDArray[np.uint64] = self._part(np.uint64, columns)
         # Of the requests in flight: their prompt tokens; and prompts and answers together.
         self.prompts: NDArray[np.int64] = self._part(np.int64, processes, columns)
@@ -95,7 +76,7 @@ class CountsFile:
         """
         # Of a worker's id, as columns keep no text; two ids of one key would share a count and do no other harm.
         key = np.uint64(int.from_bytes(hashlib.blake2b(worker_id.encode(), digest_size=8).digest(), "little"))
-        with record_locks.held(self._fd, _COLUMNS_LOCK):
+        with self._file.locked():
             used = self._uses.any(axis=0)
             free = ~used
             [same] = np.nonzero((self._keys == key) & used & (self._uses[self.row] == 0))
@@ -105,7 +86,7 @@ class CountsFile:
                 column = int(free.argmax())
                 self._keys[column] = key
             else:
-                raise ColumnsFullError(f"{self.path}: all {free.size} columns are taken")
+                raise ColumnsFullError(f"{self._file.path}: all {free.size} columns are taken")
             self._uses[self.row, column] = 1
         return column
 
@@ -120,53 +101,20 @@ class CountsFile:
             row = process - 1
             if process == self._process or not (self._uses[row].any() or self.counts[row].any()):
                 continue
-            if record_locks.take(self._fd, process):
+            if record_locks.take(self._file.fd, process):
                 self._clear(process)
-                record_locks.give_back(self._fd, process)
+                record_locks.give_back(self._file.fd, process)
                 found = True
         return found
 
     def close(self) -> None:
         """Leave nothing behind. Harmless twice."""
-        if self._fd < 0:
+        if self._file.fd < 0:
             return
         self._clear(self._process)
-        # The mapping, which arrays keep alive, holds the open file too: the lock does not end by closing ours.
-        record_locks.give_back(self._fd, self._process)
-        os.close(self._fd)
-        self._fd = -1
+        self._file.close()
 
     # --- inside ---
-
-    def _mapped(self, columns: int) -> tuple[mmap.mmap, int]:
-        """The file in memory, laid out by whoever comes first, and its columns.
-
-        A process that starts again after an edit of the configuration must fit to those that run.
-        """
-        try:
-            found = os.pread(self._fd, _HEADER.size, 0)
-            if not any(found):
-                # Not a hole in it: a full disk would otherwise be found out by a signal, in the middle of a request.
-                os.posix_fallocate(self._fd, 0, _size(self._processes, columns))
-                found = _HEADER.pack(_MAGIC, self._processes, columns)
-                os.pwrite(self._fd, found, 0)
-            _, _, columns = _HEADER.unpack(found.ljust(_HEADER.size, b"\0"))
-            size = _size(self._processes, columns)
-            shape = _HEADER.pack(_MAGIC, self._processes, columns)
-            if found != shape or os.fstat(self._fd).st_size != size:
-                raise CountsFileError(
-                    f"{self.path} is no file for {self._processes} processes: remove it while none of them runs"
-                )
-            return mmap.mmap(self._fd, size), columns
-        except OSError as error:
-            raise CountsFileError(f"cannot use {self.path} for shared counts: {error.strerror}") from error
-
-    def _claim_row(self) -> None:
-        deadline = time.monotonic() + _OWN_LOCK_SECONDS
-        while not record_locks.take(self._fd, self._process):
-            if time.monotonic() >= deadline:
-                raise CountsFileError(f"process {self._process} runs already: it holds its row of {self.path}")
-            time.sleep(_RETRY_SECONDS)
 
     def _clear(self, process: int) -> None:
         row = process - 1
@@ -176,7 +124,7 @@ class CountsFile:
         self._uses[row] = 0
 
     def _part(self, kind: type[_T], *shape: int) -> NDArray[_T]:
-        array = np.frombuffer(self._map, dtype=kind, count=int(np.prod(shape)), offset=self._at).reshape(shape)
+        array = np.frombuffer(self._file.map, dtype=kind, count=int(np.prod(shape)), offset=self._at).reshape(shape)
         self._at += array.nbytes
         return array
 
@@ -184,4 +132,4 @@ class CountsFile:
 def _size(processes: int, columns: int) -> int:
     """Bytes of the file: as `CountsFile` lays it out."""
     per_column = 2 * np.dtype(np.int64).itemsize + np.dtype(np.int32).itemsize + 1
-    return _HEADER_BYTES + columns * 8 + processes * (columns * per_column + 8)
+    return HEADER_BYTES + columns * 8 + processes * (columns * per_column + 8)

@@ -262,7 +262,7 @@ class Host:
         """As `kill -9`: what it said is read or not, what it held is gone, the others see both."""
         victim = self.processes.pop(number)
         # As the kernel does; the mapping stays, as somebody else's would.
-        for fd in (victim.counts._fd, victim.board._fd):
+        for fd in (victim.counts._file.fd, victim.board._file.fd):
             record_locks.give_back(fd, number)
         self.to_owner[number].clear()
         self.from_owner[number].clear()

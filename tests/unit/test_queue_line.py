@@ -20,7 +20,8 @@ from extproc.queue.messages import (
 from extproc.shared_desk import SharedDesk
 from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
-from recursant.fleet.counts_file import CountsFile, CountsFileError
+from recursant.fleet.counts_file import CountsFile
+from recursant.fleet.shared_file import SharedFileError
 from recursant.fleet.shared_slots import SharedSlots
 from recursant.fleet.table import FleetTable
 
@@ -200,7 +201,7 @@ async def test_a_folder_with_a_long_path_will_do(tmp_path: Path) -> None:
 async def test_where_no_socket_can_be_made_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "queue-1").mkdir()
     part = Part(tmp_path, 1)
-    with pytest.raises(CountsFileError, match=r"cannot listen on .*queue-1: "):
+    with pytest.raises(SharedFileError, match=r"cannot listen on .*queue-1: "):
         await part.start()
 
 

@@ -25,7 +25,7 @@ from extproc.queue.messages import (
 )
 from recursant.agents.priority import PriorityClass
 from recursant.fleet import record_locks
-from recursant.fleet.counts_file import CountsFileError
+from recursant.fleet.shared_file import SharedFileError
 from recursant.routing.need import Need
 from recursant.routing.picker import Refusal
 
@@ -133,21 +133,21 @@ def test_one_owns_the_queue_until_it_ends_or_hangs(tmp_path: Path) -> None:
 def test_nobody_waits_for_ever_for_who_settles_it(tmp_path: Path) -> None:
     one, two = board(tmp_path, 1), board(tmp_path, 2)
     # As of a process that was stopped just there.
-    assert record_locks.take(two._fd, 0)
+    assert record_locks.take(two._file.fd, 0)
     assert (one.settle(0.0), one.owned) == (0, False)
-    record_locks.give_back(two._fd, 0)
+    record_locks.give_back(two._file.fd, 0)
     assert (one.settle(0.1), one.owned) == (1, True)
 
 
 def test_a_board_is_for_one_number_of_processes_and_each_is_there_once(tmp_path: Path) -> None:
     board(tmp_path, 1)
-    with pytest.raises(CountsFileError, match="is no file for 2 processes"):
+    with pytest.raises(SharedFileError, match="is no file for 2 processes"):
         board(tmp_path, 1, processes=2)
-    with pytest.raises(CountsFileError, match="process 1 runs already"):
+    with pytest.raises(SharedFileError, match="process 1 runs already"):
         board(tmp_path, 1)
     with pytest.raises(ValueError, match="process 4 of 3"):
         board(tmp_path, 4)
-    with pytest.raises(CountsFileError, match="cannot use"):
+    with pytest.raises(SharedFileError, match="cannot use"):
         board(tmp_path / "none", 1)
 
 

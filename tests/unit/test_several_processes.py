@@ -224,7 +224,7 @@ async def test_what_a_process_leaves_behind_is_cleared_and_told(tmp_path: Path) 
     freed = asyncio.Event()
     async with one.reaping(freed.set):
         # As the kernel does for a process that is killed.
-        record_locks.give_back(two._file._fd, 2)
+        record_locks.give_back(two._file._file.fd, 2)
         async with asyncio.timeout(PATIENCE_S):
             await freed.wait()
         assert one.slots.at(row)[0] == 0

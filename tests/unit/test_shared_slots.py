@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from fleet_kit import record
 
-from recursant.fleet.counts_file import ColumnsFullError, CountsFile, CountsFileError
+from recursant.fleet.counts_file import ColumnsFullError, CountsFile
 from recursant.fleet.facts import Fact
+from recursant.fleet.shared_file import SharedFileError
 from recursant.fleet.shared_slots import SharedSlots
 from recursant.fleet.table import FleetTable
 
@@ -134,7 +135,7 @@ def test_a_process_that_starts_again_begins_with_nothing(tmp_path: Path) -> None
 
 
 def test_no_two_processes_are_the_same_one(tmp_path: Path) -> None:
-    with another(tmp_path, 2), pytest.raises(CountsFileError, match="process 2 runs already"):
+    with another(tmp_path, 2), pytest.raises(SharedFileError, match="process 2 runs already"):
         part(tmp_path, 2)
     part(tmp_path, 2).close()
 
@@ -181,10 +182,10 @@ def test_a_full_file_refuses_a_worker(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"something else", b"RCNTCNT2" + bytes(56)])
 def test_a_file_for_others_is_refused(tmp_path: Path, text: bytes) -> None:
     part(tmp_path, 1).close()
-    with pytest.raises(CountsFileError, match="no file for 2 processes: remove it"):
+    with pytest.raises(SharedFileError, match="no file for 2 processes: remove it"):
         part(tmp_path, 1, processes=2)
     (tmp_path / "inflight").write_bytes(text)
-    with pytest.raises(CountsFileError, match="no file for 3 processes"):
+    with pytest.raises(SharedFileError, match="no file for 3 processes"):
         part(tmp_path, 1)
 
 
@@ -206,7 +207,7 @@ def test_a_file_whose_maker_was_killed_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_place_that_nobody_can_write_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(CountsFileError, match=r"cannot use .*inflight for shared counts: No such file"):
+    with pytest.raises(SharedFileError, match=r"cannot use .*inflight for shared counts: No such file"):
         part(tmp_path / "nowhere", 1)
 
 
