@@ -125,7 +125,8 @@ async def build(folder: Path) -> Path:
         command = ("-m", "grpc_tools.protoc", f"--descriptor_set_in={described}", f"--go_out={mapping}:{sources}")
         await _run(sys.executable, *command, *names)
     program = folder / SERVER
-    environment = {"GO111MODULE": "off", "GOPATH": os.pathsep.join((str(folder), *gopath()))}
+    # Flags that somebody set for modules would be refused.
+    environment = {"GO111MODULE": "off", "GOFLAGS": "", "GOPATH": os.pathsep.join((str(folder), *gopath()))}
     # The cache must not tell one folder from another.
     await _run(GO, "build", "-trimpath", "-o", str(program), str(SOURCE), **environment)
     return program
