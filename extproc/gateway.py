@@ -6,6 +6,7 @@ No sockets and no clock of its own: configuration, fleet, time and randomness co
 import math
 import random
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -20,6 +21,7 @@ from recursant import names
 from recursant.admission.calibration import Calibration
 from recursant.admission.classes import class_by_rules
 from recursant.admission.memory import shaped_output
+from recursant.admission.rules import ExpressRules
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.priority import PriorityClass
 from recursant.agents.request import AgentRequest, AgentResolver
@@ -31,8 +33,9 @@ from recursant.fleet.table import FleetTable
 from recursant.problems import ApiProblem, bad_request, forbidden, model_not_found, too_large, unavailable
 from recursant.routing.affinity import Affinity, Led, Trail, weigh
 from recursant.routing.affinity_blocks import BLOCK_TOKENS, session_key
-from recursant.routing.filters import MEMORY, SLOTS
-from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Need
+from recursant.routing.express import ExpressLane
+from recursant.routing.filters import EXPRESS, MEMORY, SLOTS
+from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Express, Need
 from recursant.routing.picker import Pick, Refusal, most_room, round_robin
 from recursant.routing.ranking import RankedPicker
 from recursant.routing.scorers import load_of
@@ -43,6 +46,12 @@ MAX_RETRY_AFTER_S: Final = 60
 _NO_EXCLUSIVE: Final = frozenset[str]()
 # Lengths of models, for filters that do not look at them.
 _UNCOMPARED: Final = np.empty(0)
+
+
+def _express_rules(config: Config) -> ExpressRules | None:
+    """The rules of the express lane; None where there is none: it goes by the work that `adaptive` compares."""
+    rules = config.admission.express
+    return rules if rules.enabled and config.routing.weights.profile == "adaptive" else None
 
 
 class Gateway:
@@ -60,6 +69,7 @@ class Gateway:
         evidence: EvidenceSink = ignore_evidence,
         calibration: Calibration | None = None,
         counts: bool = True,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
         self.table = table
@@ -69,6 +79,9 @@ class Gateway:
         self.calibration = calibration or Calibration()
         self.affinity = Affinity(config.routing.affinity)
         self.prompts = Prompts(table)
+        # Of those who only look on there is none: they go by what stands in the table.
+        self.express: ExpressLane | None = ExpressLane(table, _express_rules(config))
+        self._wall = wall
         self._picker = RankedPicker(table, rng)
         self._ids = Ids()
         # False: a pick leaves no trace in the table.
@@ -88,6 +101,8 @@ class Gateway:
         """Put other rules in force for the requests that arrive from now on. The table has its own."""
         self.config = rules.onto(self.config)
         self.affinity.set_bounds(rules.routing.affinity)
+        if self.express is not None:
+            self.express.set_rules(_express_rules(self.config))
         self.set_policies(self._policies)
 
     def twin(self, recorder: Recorder, *, counts: bool = False, affinity: Affinity | None = None) -> "Gateway":
@@ -107,7 +122,10 @@ class Gateway:
             ready=self._ready,
             calibration=self.calibration,
             counts=counts,
+            wall=self._wall,
         )
+        # One table has one lane. A dry run is no request.
+        twin.express = self.express if counts else None
         twin.set_policies(self._policies)
         twin.affinity = self.affinity.read_only() if affinity is None else affinity
         twin._turn = self._turn
@@ -217,6 +235,7 @@ class Gateway:
             context_length=agent.context_length or 0,
             latency_sla_ms=agent.latency_sla_ms,
             count_as=priority_class,
+            express=self._express_of(policy, priority_class),
         )
         return Demand(
             agent=agent,
@@ -226,6 +245,15 @@ class Gateway:
             deadline_s=arrival.at_s + self.timeout_ms(policy) / 1_000,
             trail=self._trail(arrival, need, () if body is None else body.blocks),
         )
+
+    def _express_of(self, policy: AgentPolicy | None, priority_class: PriorityClass) -> int:
+        """What a request has to do with the express lane; by its own class, as waiting makes no prompt shorter."""
+        if _express_rules(self.config) is None:
+            return Express.NONE
+        if priority_class >= PriorityClass.HIGH:
+            return Express.URGENT
+        # Whoever does not wait for a full worker does not wait for one off the lane either.
+        return Express.KEEPS_OFF if policy is None or policy.waits_for_room else Express.NONE
 
     def _trail(self, arrival: Arrival, need: Need, blocks: Sequence[int]) -> Trail | None:
         """What of a request leads to earlier ones, as far as its agent wants that."""
@@ -282,13 +310,15 @@ class Gateway:
             fallback: the one that led here.
         """
         need = demand.need if count_as is None else replace(demand.need, count_as=count_as)
+        if need.express and self.express is not None:
+            self.express.follow(need, self._wall())
         if demand.agent.policy is None:
             return self.place_by_turn(demand, need, fallback or "round_robin")
         found = self._pick(need)
         if found is Refusal.CONTEXT:
             # The length is an estimate from bytes. Where it fits nowhere, the engine's own tokenizer has the word.
             fallback = fallback or "context"
-            need = replace(need, prompt_tokens=0)
+            need = replace(need, prompt_tokens=self._longest_context(need))
             found = self._pick(need)
         shaped = None
         if found is Refusal.MEMORY and demand.agent.policy.on_memory_pressure == "shape":
@@ -305,6 +335,12 @@ class Gateway:
         if shaped is not None:
             need = replace(need, expected_tokens=shaped)
         return self._decision(demand, found, fallback, shaped, self._led(demand.trail, need, found))
+
+    def _longest_context(self, need: Need) -> int:
+        """How long a prompt is at the most that any worker takes."""
+        found = self.table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+        longest = float(found.max_model_len.max(initial=0.0))
+        return int(longest) if longest < need.prompt_tokens else 0
 
     def place_by_turn(self, demand: Demand, need: Need, fallback: str) -> Decision | Refusal:
         """Choose by turn among those that pass the hard filters."""
@@ -329,7 +365,7 @@ class Gateway:
         facts = self.table.facts(np.array([row]))
         load = load_of(facts)
         need = demand.need
-        masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY)]
+        masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY, EXPRESS)]
         if not all(mask is None or mask[0] for mask in masks):
             return None
         if self._counts:
@@ -400,7 +436,21 @@ class Gateway:
 
     def _pick(self, need: Need) -> Pick | Refusal:
         routing = self.config.routing
-        return self._picker.pick(need, routing.weights, routing.candidates)
+        found = self._picker.pick(need, routing.weights, routing.candidates)
+        if need.express == Express.KEEPS_OFF and isinstance(found, Pick) and len(found.rows) < routing.candidates:
+            return self._with_retries(need, found)
+        return found
+
+    def _with_retries(self, need: Need, found: Pick) -> Pick:
+        """With those behind it whom only the lane keeps out: where the first one fails, better they than nobody."""
+        if self.express is None or not self.express.in_use:
+            return found
+        routing = self.config.routing
+        every = self._picker.pick(replace(need, express=Express.NONE), routing.weights, routing.candidates)
+        if isinstance(every, Refusal) or every.model != found.model:
+            return found
+        others = tuple(row for row in every.rows if row not in found.rows)
+        return replace(found, rows=(*found.rows, *others)[: routing.candidates])
 
     def _led(self, trail: Trail, need: Need, found: Pick) -> Led | None:
         """The pick with affinity; None where the request leans to nobody."""

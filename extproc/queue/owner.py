@@ -273,5 +273,6 @@ def _needed(enter: Enter, count_as: PriorityClass) -> tuple[object, ...]:
         need.likely_tokens,
         need.context_length,
         count_as if enter.known else None,
+        need.express,
         enter.shapes,
     )

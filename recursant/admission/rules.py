@@ -31,6 +31,12 @@ REPORT_WORDS: Final = (
     "reports",
 )
 
+# The express lane: found with the fleet simulation (docs/adr/0010-express-lane.md).
+EXPRESS_SHARE: Final = 0.125
+EXPRESS_TURN_MS: Final = 3_000
+EXPRESS_CLEAR_MS: Final = 1_500
+EXPRESS_KV_KEPT_FREE: Final = 0.03
+
 _MOST_TOKENS: Final = 1_000_000_000
 _MOST_WORDS: Final = 256
 _WORD: Final = re.compile(r"\*?[^*\x00-\x1f]{1,64}\*?")
@@ -105,6 +111,26 @@ class ClassRules(_Part):
         return self._report is not None and self._report.search(text) is not None
 
 
+class ExpressRules(_Part):
+    """The express lane (recursant.routing.express), in force with the profile `adaptive`."""
+
+    enabled: bool = True
+    # Of the workers that could read a long prompt of a low class; at least one of them, and none of fewer than three.
+    share: Annotated[float, Field(ge=0.01, le=0.5)] = EXPRESS_SHARE
+    # Then the next ones are the lane; gateways agree on whose turn it is by their clocks.
+    turn_ms: Annotated[int, Field(ge=100, le=600_000)] = EXPRESS_TURN_MS
+    # So long before its turn a worker gets no long prompt any more.
+    clear_ms: Annotated[int, Field(ge=0, le=600_000)] = EXPRESS_CLEAR_MS
+    # Of a worker's KV cache, left free by the classes below High while the lane is in use.
+    kv_kept_free: Annotated[float, Field(ge=0, le=0.5)] = EXPRESS_KV_KEPT_FREE
+
+    @model_validator(mode="after")
+    def _clears_within_a_turn(self) -> "ExpressRules":
+        if self.clear_ms > self.turn_ms:
+            raise ValueError("clear_ms may not be larger than turn_ms: more than one turn ahead nobody can be told")
+        return self
+
+
 class Admission(_Part):
     """All of it."""
 
@@ -112,6 +138,7 @@ class Admission(_Part):
     ageing_ms: Annotated[int, Field(ge=1, le=86_400_000)] = AGEING_MS
     slot_shares: SlotShares = SlotShares()
     rules: ClassRules = ClassRules()
+    express: ExpressRules = ExpressRules()
 
     @property
     def ageing_s(self) -> float:

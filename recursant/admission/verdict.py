@@ -55,7 +55,7 @@ def verdict(refusal: Refusal, policy: AgentPolicy | None, *, left_s: float, what
         return shed(f"no worker for {what} has room, and this agent does not wait", code="dropped")
     if strategy == "queue_and_retry" and policy is not None:
         return Hold(min(left_s, policy.retry_max * policy.retry_delay_ms / 1_000), strategy)
-    if refusal is Refusal.SLOTS:
+    if refusal in (Refusal.SLOTS, Refusal.EXPRESS):
         return TakeTurns() if strategy == "round_robin" else Hold(left_s)
     if refusal is Refusal.NO_WORKER:
         return unavailable(f"no worker that serves {what} is ready", code="no_worker")

@@ -81,6 +81,11 @@ class AgentPolicy(BaseModel):
         strategy = self.fallback_strategy
         return strategy.removeprefix(DEGRADE_PREFIX) if strategy.startswith(DEGRADE_PREFIX) else None
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Its requests wait where every worker is full: no other strategy takes them elsewhere, or drops them."""
+        return self.fallback_strategy in ("reject", "queue_and_retry")
+
     @cached_property
     def priority_class(self) -> PriorityClass:
         """The class this policy gives its requests, before any rule moves them."""

@@ -13,6 +13,8 @@ Rows = NDArray[np.intp]
 
 # vLLM's own default for max_num_seqs, for workers that declare neither max_queue nor max_num_seqs.
 DEFAULT_MAX_NUM_SEQS: Final = 256.0
+# vLLM's own default for max_num_batched_tokens.
+DEFAULT_STEP_TOKENS: Final = 2_048.0
 # Weight of the newest token rate in a busy worker's learnt peak: about the last ten beats count.
 PEAK_RATE_SMOOTHING: Final = 0.1
 # Tokens per second that a worker is believed.
@@ -61,8 +63,15 @@ class Fact:
     CACHED_TOKENS_SENT: Final = 19
     # Work of the prompts that this process sent there and that are not answered yet (recursant.fleet.prompts).
     UNREAD_WORK: Final = 20
+    # The express lane (recursant.routing.express). Tokens of a step of its engine; below how many unread tokens it
+    # takes a long prompt of a low class, unknown for any; what an urgent request finds there beyond what is known, in
+    # prompt tokens; KV tokens that low classes leave free.
+    STEP_TOKENS: Final = 21
+    LONG_PROMPT_LIMIT: Final = 22
+    EXPRESS_WORK: Final = 23
+    KV_KEPT_FREE: Final = 24
 
-    COUNT: Final = 21
+    COUNT: Final = 25
 
 
 def peak_rate(state: WorkerState, learnt: float) -> float:

@@ -18,7 +18,7 @@ from recursant.admission.rules import DEFAULT_ADMISSION, Admission
 from recursant.agents.priority import PriorityClass
 from recursant.fleet.candidates import CandidateSet, candidate_set, serves
 from recursant.fleet.changes import Changes
-from recursant.fleet.facts import DEFAULT_MAX_NUM_SEQS, UNKNOWN, Fact, Facts, Rows, peak_rate
+from recursant.fleet.facts import DEFAULT_MAX_NUM_SEQS, DEFAULT_STEP_TOKENS, UNKNOWN, Fact, Facts, Rows, peak_rate
 from recursant.fleet.slots import Slots
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
@@ -271,6 +271,21 @@ class FleetTable:
             self._cells[Fact.CACHED_TOKENS_SENT, row] += cached_tokens
         self.changes.row(row)
 
+    def set_express(self, row: int, limit: float, work: float, kept_free: float) -> None:
+        """Say how the worker in `row` stands to the express lane: see the facts of the same names."""
+        cells = self._cells
+        before = (
+            cells[Fact.LONG_PROMPT_LIMIT, row],
+            cells[Fact.EXPRESS_WORK, row],
+            cells[Fact.KV_KEPT_FREE, row],
+        )
+        # The unknown differs from itself: then nothing is lost but a look at this row.
+        if before != (limit, work, kept_free):
+            cells[Fact.LONG_PROMPT_LIMIT, row] = limit
+            cells[Fact.EXPRESS_WORK, row] = work
+            cells[Fact.KV_KEPT_FREE, row] = kept_free
+            self.changes.row(row)
+
     def room_taken(self, row: int, prompt_tokens: int, answer_tokens: int) -> float:
         """How much of the room of `row` a request takes that is in flight there, and was sent since the last beat."""
         return self._room(row, prompt_tokens, answer_tokens) - self._room(row)
@@ -308,6 +323,8 @@ class FleetTable:
             self._caches.extend([None] * len(self._caches))
         self._facts[:, row] = UNKNOWN
         self._facts[Fact.UNREAD_WORK, row] = 0.0
+        self._facts[Fact.EXPRESS_WORK, row] = 0.0
+        self._facts[Fact.KV_KEPT_FREE, row] = 0.0
         self._row_of[worker_id] = row
         return row
 
@@ -321,6 +338,7 @@ class FleetTable:
         column[Fact.SLOTS] = slots
         column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS
         column[Fact.PEAK_RATE] = peak_rate(state, UNKNOWN if afresh else float(column[Fact.PEAK_RATE]))
+        column[Fact.STEP_TOKENS] = state.max_num_batched_tokens or DEFAULT_STEP_TOKENS
         column[Fact.WAITING_TOKENS] = state.waiting_tokens
         column[Fact.QUEUE_WAIT_MS] = state.queue_wait_ms
         column[Fact.FREE_VRAM_MB] = state.free_vram_mb if state.HasField("free_vram_mb") else UNKNOWN

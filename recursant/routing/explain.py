@@ -23,6 +23,7 @@ from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.routing.filters import (
     BANDWIDTH,
     CONTEXT,
+    EXPRESS,
     HARD_FILTERS,
     MEMORY,
     SLOTS,
@@ -32,8 +33,9 @@ from recursant.routing.filters import (
     WAIT_SHARE_OF_SLA,
     Mask,
     expected_wait_ms,
+    unread_tokens,
 )
-from recursant.routing.need import Need
+from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, pick
 from recursant.routing.scorers import load_of, queue_term, score, speed_term
 
@@ -246,12 +248,20 @@ def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> tuple[F
 
 
 def _memory(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float]:
-    return facts[Fact.KV_ROOM_TOKENS], need.kv_tokens
+    room = facts[Fact.KV_ROOM_TOKENS]
+    return (room - facts[Fact.KV_KEPT_FREE] if need.express == Express.KEEPS_OFF else room), need.kv_tokens
 
 
 def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, Facts]:
     trial = facts[Fact.TRIAL_PLACES]
     return load, trial if need.count_as is None else np.fmin(trial, facts[Fact.PLACES_LOW + need.count_as])
+
+
+def _express(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, Facts] | None:
+    if not EXPRESS.asks(need):
+        return None
+    long = need.prompt_tokens > facts[Fact.STEP_TOKENS]
+    return unread_tokens(facts, np.fmax), np.where(long, facts[Fact.LONG_PROMPT_LIMIT], math.nan)
 
 
 def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, float] | None:
@@ -266,6 +276,7 @@ _COMPARED: Final[Mapping[str, tuple[Bound, _Figures]]] = {
     CONTEXT.name: (Bound.AT_LEAST, _context),
     MEMORY.name: (Bound.AT_LEAST, _memory),
     SLOTS.name: (Bound.BELOW, _slots),
+    EXPRESS.name: (Bound.BELOW, _express),
     WAIT.name: (Bound.AT_MOST, _wait),
 }
 
@@ -360,7 +371,7 @@ def _evaluate(
         removed=removed,
         speed=speed_term(facts, load),
         queue=queue_term(facts, load),
-        total=score(facts, load, weights, need.prompt_tokens),
+        total=score(facts, load, weights, need.prompt_tokens, urgent=need.express == Express.URGENT),
         wait=expected_wait_ms(facts, load, need.expected_tokens),
     )
 

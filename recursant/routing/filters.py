@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recursant.fleet.facts import Fact, Facts
-from recursant.routing.need import Need
+from recursant.routing.need import Express, Need
 
 Mask = NDArray[np.bool_]
 
@@ -68,7 +68,31 @@ def _context(_facts: Any, length: Any, _load: Any, need: Need) -> Any:
 def _memory(facts: Any, _length: Any, load: Any, need: Need) -> Any:
     # The water-mark protects the requests that run (SPEC E2). A worker with nothing to protect takes anything that
     # it can hold at all, and whether it can is the engine's word: our length is an estimate.
-    return (facts[Fact.KV_ROOM_TOKENS] < need.kv_tokens) & (load > 0)
+    room = facts[Fact.KV_ROOM_TOKENS]
+    if need.express == Express.KEEPS_OFF:
+        room = room - facts[Fact.KV_KEPT_FREE]
+    return (room < need.kv_tokens) & (load > 0)
+
+
+def unread_tokens(facts: Any, larger: Callable[[Any, Any], Any]) -> Any:
+    """Prompt tokens that a worker has still to read, as far as is known: over columns, or one worker's numbers."""
+    return larger(facts[Fact.WAITING_TOKENS] + facts[Fact.PROMPT_TOKENS_SENT], facts[Fact.UNREAD_WORK])
+
+
+def _express(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask:
+    long = need.prompt_tokens > facts[Fact.STEP_TOKENS]
+    found: Mask = long & (unread_tokens(facts, np.fmax) >= facts[Fact.LONG_PROMPT_LIMIT])
+    return found
+
+
+def _express_of_one(facts: Sequence[float], _length: float, _load: float, need: Need) -> bool:
+    limit = facts[Fact.LONG_PROMPT_LIMIT]
+    # Mostly there is none.
+    return limit == limit and need.prompt_tokens > facts[Fact.STEP_TOKENS] and unread_tokens(facts, max) >= limit
+
+
+def _keeps_off(need: Need) -> bool:
+    return need.express == Express.KEEPS_OFF and need.prompt_tokens > 0
 
 
 def _slots(facts: Any, _length: Any, load: Any, need: Need) -> Any:
@@ -120,18 +144,21 @@ BANDWIDTH: Final = Filter("bandwidth", lambda need: need.min_bandwidth_mb_s > 0,
 CONTEXT: Final = Filter("context", lambda need: need.context_tokens > 0, _context, _context)
 MEMORY: Final = Filter("memory", lambda _: True, _memory, _memory)
 SLOTS: Final = Filter("slots", lambda _: True, _slots, _slots)
+EXPRESS: Final = Filter("express", _keeps_off, _express, _express_of_one)
 WAIT: Final = Filter("wait", lambda need: need.latency_sla_ms is not None, _wait, _wait_of_one)
 
 
 def too_little_for_this_one(facts: Sequence[float], length: float, load: float, need: Need) -> bool:
-    """Does CONTEXT, MEMORY or WAIT remove this worker: what compares the lengths of the request itself?"""
+    """Does CONTEXT, MEMORY, EXPRESS or WAIT remove this worker: what compares the lengths of the request itself?"""
     if length < need.context_tokens or _memory(facts, length, load, need):
+        return True
+    if need.express == Express.KEEPS_OFF and _express_of_one(facts, length, load, need):
         return True
     return need.latency_sla_ms is not None and _wait_of_one(facts, length, load, need)
 
 
-# In the order of evaluation. A worker that a hard filter removes is never used. The last two pass with time:
-# whoever may wait, waits for them.
-HARD_FILTERS: Final = (VRAM, BANDWIDTH, CONTEXT, MEMORY, SLOTS)
+# In the order of evaluation. A worker that a hard filter removes is never used. The last three pass with
+# time: whoever may wait, waits for them.
+HARD_FILTERS: Final = (VRAM, BANDWIDTH, CONTEXT, MEMORY, SLOTS, EXPRESS)
 # Removes a worker only while another one stays.
 SOFT_FILTER: Final = WAIT

@@ -9,6 +9,20 @@ from recursant.agents.priority import PriorityClass
 DEFAULT_EXPECTED_TOKENS: Final = 256
 
 
+class Express:
+    """What a request has to do with the express lane (recursant.routing.express).
+
+    Plain numbers, as the columns of the table: they are compared for every request.
+    """
+
+    # Nothing.
+    NONE: Final = 0
+    # Somebody waits for it: it rather goes where no long prompt is read.
+    URGENT: Final = 1
+    # Where its prompt is long it waits for a worker off the lane.
+    KEEPS_OFF: Final = 2
+
+
 # One is made for every request: neither frozen nor with a generated `__init__`, which is interpreted where this is
 # compiled.
 @dataclass(init=False)
@@ -27,6 +41,7 @@ class Need:
         context_length: prompt and output together that the worker's model must be able to hold, in tokens.
         latency_sla_ms: what the expected wait is held against.
         count_as: the class whose share of the slots it may use; None: any worker, full or not.
+        express: one of `Express`.
     """
 
     family: str
@@ -40,6 +55,7 @@ class Need:
     context_length: int
     latency_sla_ms: int | None
     count_as: PriorityClass | None
+    express: int
 
     def __init__(
         self,
@@ -54,6 +70,7 @@ class Need:
         context_length: int = 0,
         latency_sla_ms: int | None = None,
         count_as: PriorityClass | None = None,
+        express: int = Express.NONE,
     ) -> None:
         self.family = family
         self.model = model
@@ -66,6 +83,7 @@ class Need:
         self.context_length = context_length
         self.latency_sla_ms = latency_sla_ms
         self.count_as = count_as
+        self.express = express
 
     @property
     def context_tokens(self) -> int:

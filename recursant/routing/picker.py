@@ -13,7 +13,7 @@ from recursant.fleet.candidates import CandidateSet
 from recursant.fleet.facts import Fact, Facts
 from recursant.fleet.table import FleetTable
 from recursant.routing.filters import HARD_FILTERS, MEMORY, SLOTS, SOFT_FILTER, Mask
-from recursant.routing.need import Need
+from recursant.routing.need import Express, Need
 from recursant.routing.scorers import load_of, score
 
 # Random numbers below 1e-9, drawn once; a pick reads on from a random place in them, round the end.
@@ -32,6 +32,7 @@ class Refusal(StrEnum):
     CONTEXT = "context"
     MEMORY = "memory"
     SLOTS = "slots"
+    EXPRESS = "express"
 
 
 # One is made for every request: neither frozen nor with a generated `__init__`, as `Need`.
@@ -85,7 +86,7 @@ def pick_afresh(table: FleetTable, need: Need, weights: ScoreWeights, candidates
         else:
             over_sla = True
 
-    scores = score(facts, load, weights, need.prompt_tokens)
+    scores = score(facts, load, weights, need.prompt_tokens, urgent=need.express == Express.URGENT)
     scores += noise(scores.size, draw)
     if keep is not None:
         scores[~keep] = -np.inf
@@ -124,6 +125,8 @@ def most_room(table: FleetTable, need: Need) -> float:
     facts = table.facts(found.rows)
     load = load_of(facts)
     room = np.nan_to_num(facts[Fact.KV_ROOM_TOKENS], nan=0.0)
+    if need.express == Express.KEEPS_OFF:
+        room -= facts[Fact.KV_KEPT_FREE]
     best = 0.0
     for each in HARD_FILTERS:
         if each is SLOTS:

@@ -19,7 +19,7 @@ from recursant.fleet.candidates import CandidateSet
 from recursant.fleet.facts import Fact, Facts
 from recursant.fleet.table import FleetTable
 from recursant.routing.filters import HARD_FILTERS, MEMORY, too_little_for_this_one
-from recursant.routing.need import Need
+from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, best_places, noise, pick_afresh
 from recursant.routing.scorers import combined, combined_of_one, depends_on_prompt, load_of, load_of_one, peaks, terms
 
@@ -66,6 +66,7 @@ class RankedPicker:
             need.context_length,
             # As a number: an enumeration's own hash is slow.
             -1 if need.count_as is None else int(need.count_as),
+            need.express,
         )
         ranking = self._rankings.get(kind)
         if ranking is None:
@@ -86,6 +87,7 @@ class _Ranking:
         self._kind = replace(need, prompt_tokens=0, expected_tokens=0, latency_sla_ms=None)
         self._filters = tuple(each for each in HARD_FILTERS if each is not MEMORY and each.asks(self._kind))
         self._removers = tuple(each.removes_one for each in self._filters)
+        self._urgent = need.express == Express.URGENT
         self._by_prompt = depends_on_prompt(weights)
         self._epoch = -1
         self._seen = 0
@@ -173,7 +175,7 @@ class _Ranking:
         self._peaks = facts[Fact.PEAK_RATE].tolist()
         # The mean of the known peaks stands for the unknown ones, so each depends on all.
         self._guessed = any(peak != peak for peak in self._peaks)
-        self._first, self._second = terms(facts, peaks(facts), load, self._weights, np.fmax)
+        self._first, self._second = terms(facts, peaks(facts), load, self._weights, np.fmax, urgent=self._urgent)
         # The same memory, for single numbers: numpy takes several times as long.
         self._first_cells: Any = self._first.data
         self._second_cells: Any = self._second.data
@@ -198,7 +200,7 @@ class _Ranking:
                 return
             self._peaks[place] = peak
             load = self._loads[place] = load_of_one(facts)
-            first, second = terms(facts, peak, load, self._weights, max)
+            first, second = terms(facts, peak, load, self._weights, max, urgent=self._urgent)
             removed = self._is_removed(facts, self._lengths[place], load)
             if removed != self._out[place]:
                 self._out[place] = removed

@@ -62,7 +62,7 @@ def expected_work(facts: Facts, load: Facts, prompt_tokens: int) -> Facts:
     return _over_fastest(prompt_tokens + _work(facts, load, np.fmax), peaks(facts))
 
 
-def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int = 0) -> Facts:
+def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int = 0, *, urgent: bool = False) -> Facts:
     """The score of each candidate, larger = better, by the profile in force.
 
     Args:
@@ -70,13 +70,14 @@ def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int =
         load: their requests.
         weights: with the profile.
         prompt_tokens: of the request.
+        urgent: it rather goes to the express lane.
     """
-    first, second = terms(facts, peaks(facts), load, weights, np.fmax)
+    first, second = terms(facts, peaks(facts), load, weights, np.fmax, urgent=urgent)
     return combined(first, second, weights, prompt_tokens)
 
 
 def terms(
-    facts: Any, peak: Any, load: Any, weights: ScoreWeights, larger: Callable[[Any, Any], Any]
+    facts: Any, peak: Any, load: Any, weights: ScoreWeights, larger: Callable[[Any, Any], Any], *, urgent: bool
 ) -> tuple[Any, Any]:
     """What of a score depends on the candidate alone: two numbers of each, for `combined`.
 
@@ -84,7 +85,8 @@ def terms(
     Of an unknown number and another one both give the other, where it comes first.
     """
     if weights.profile == "adaptive":
-        return _work(facts, load, larger), peak
+        work = _work(facts, load, larger)
+        return (work + facts[Fact.EXPRESS_WORK] if urgent else work), peak
     return _rate(peak, load), weights.queue * _queue(facts, load, larger)
 
 
@@ -113,13 +115,17 @@ def cost_of_few(
 ) -> list[float]:
     """How far each of a few workers is from the best, in the unit of the profile, less a bonus of each.
 
-    Over their facts as plain numbers: for so few they are faster than columns.
+    Over their facts as plain numbers: for so few they are faster than columns. The express lane has no part in it: a
+    session that moved with the lane would lose its cache at every turn.
     """
     loads = [load_of_one(each) for each in facts]
     known = [each[Fact.PEAK_RATE] for each in facts if each[Fact.PEAK_RATE] == each[Fact.PEAK_RATE]]
     mean = sum(known) / len(known) if known else 1.0
     rates = [each[Fact.PEAK_RATE] if each[Fact.PEAK_RATE] == each[Fact.PEAK_RATE] else mean for each in facts]
-    found = [terms(each, rate, load, weights, max) for each, rate, load in zip(facts, rates, loads, strict=True)]
+    found = [
+        terms(each, rate, load, weights, max, urgent=False)
+        for each, rate, load in zip(facts, rates, loads, strict=True)
+    ]
     if weights.profile == "adaptive":
         fastest = max(rates)
         return [

@@ -55,16 +55,31 @@ class GatewayRules(_message.Message):
         held_requests: int
         def __init__(self, agent_meta_bytes: _Optional[int] = ..., session_id_bytes: _Optional[int] = ..., request_id_bytes: _Optional[int] = ..., held_requests: _Optional[int] = ...) -> None: ...
     class Admission(_message.Message):
-        __slots__ = ("kv_water_mark", "ageing_ms", "slot_shares", "rules")
+        __slots__ = ("kv_water_mark", "ageing_ms", "slot_shares", "rules", "express")
         KV_WATER_MARK_FIELD_NUMBER: _ClassVar[int]
         AGEING_MS_FIELD_NUMBER: _ClassVar[int]
         SLOT_SHARES_FIELD_NUMBER: _ClassVar[int]
         RULES_FIELD_NUMBER: _ClassVar[int]
+        EXPRESS_FIELD_NUMBER: _ClassVar[int]
         kv_water_mark: float
         ageing_ms: int
         slot_shares: GatewayRules.SlotShares
         rules: GatewayRules.ClassRules
-        def __init__(self, kv_water_mark: _Optional[float] = ..., ageing_ms: _Optional[int] = ..., slot_shares: _Optional[_Union[GatewayRules.SlotShares, _Mapping]] = ..., rules: _Optional[_Union[GatewayRules.ClassRules, _Mapping]] = ...) -> None: ...
+        express: GatewayRules.Express
+        def __init__(self, kv_water_mark: _Optional[float] = ..., ageing_ms: _Optional[int] = ..., slot_shares: _Optional[_Union[GatewayRules.SlotShares, _Mapping]] = ..., rules: _Optional[_Union[GatewayRules.ClassRules, _Mapping]] = ..., express: _Optional[_Union[GatewayRules.Express, _Mapping]] = ...) -> None: ...
+    class Express(_message.Message):
+        __slots__ = ("enabled", "share", "turn_ms", "clear_ms", "kv_kept_free")
+        ENABLED_FIELD_NUMBER: _ClassVar[int]
+        SHARE_FIELD_NUMBER: _ClassVar[int]
+        TURN_MS_FIELD_NUMBER: _ClassVar[int]
+        CLEAR_MS_FIELD_NUMBER: _ClassVar[int]
+        KV_KEPT_FREE_FIELD_NUMBER: _ClassVar[int]
+        enabled: bool
+        share: float
+        turn_ms: int
+        clear_ms: int
+        kv_kept_free: float
+        def __init__(self, enabled: bool = ..., share: _Optional[float] = ..., turn_ms: _Optional[int] = ..., clear_ms: _Optional[int] = ..., kv_kept_free: _Optional[float] = ...) -> None: ...
     class SlotShares(_message.Message):
         __slots__ = ("critical", "high", "normal", "low")
         CRITICAL_FIELD_NUMBER: _ClassVar[int]

@@ -15,7 +15,7 @@ from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.routing.explain import Bound, Check, Considered, Counted, Explanation, Unusable, explain, summarise
 from recursant.routing.filters import HARD_FILTERS
-from recursant.routing.need import Need
+from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, pick
 
 WEIGHTS = ScoreWeights()
@@ -139,12 +139,29 @@ needs = st.builds(
     expected_tokens=st.integers(1, 2_000),
     latency_sla_ms=st.none() | st.integers(1, 5_000),
     count_as=st.none() | st.sampled_from(list(PriorityClass)),
+    express=st.sampled_from([Express.NONE, Express.URGENT, Express.KEEPS_OFF]),
 )
+# How workers stand to the express lane: see `FleetTable.set_express`.
+express = st.dictionaries(st.integers(0, 40), st.tuples(st.sampled_from([0.0, 1_000.0]), st.just(0.0), st.just(64.0)))
 
 
-@given(st.lists(workers, max_size=20), needs, st.integers(1, 4), st.integers(0, 99))
-def test_explanation_and_pick_agree(fleet: list[WorkerRecord], need: Need, candidates: int, seed: int) -> None:
+def set_apart(table: FleetTable, standings: dict[int, tuple[float, float, float]]) -> None:
+    for number, standing in standings.items():
+        row = table.row_of_worker(f"w{number}")
+        if row is not None:
+            table.set_express(row, *standing)
+
+
+@given(st.lists(workers, max_size=20), needs, st.integers(1, 4), st.integers(0, 99), express)
+def test_explanation_and_pick_agree(
+    fleet: list[WorkerRecord],
+    need: Need,
+    candidates: int,
+    seed: int,
+    standings: dict[int, tuple[float, float, float]],
+) -> None:
     table = table_of(*fleet)
+    set_apart(table, standings)
     found = pick(table, need, weights=WEIGHTS, candidates=candidates, rng=random.Random(seed))
     # An explanation after the fact, and one that makes the pick itself.
     for decided in (found, None):
@@ -174,9 +191,13 @@ def test_explanation_and_pick_agree(fleet: list[WorkerRecord], need: Need, candi
         assert len(winners) == min(candidates, len(same))
 
 
-@given(st.lists(workers, max_size=20), needs)
-def test_the_numbers_shown_are_those_that_the_filters_compared(fleet: list[WorkerRecord], need: Need) -> None:
-    for worker in explained(table_of(*fleet), need).considered:
+@given(st.lists(workers, max_size=20), needs, express)
+def test_the_numbers_shown_are_those_that_the_filters_compared(
+    fleet: list[WorkerRecord], need: Need, standings: dict[int, tuple[float, float, float]]
+) -> None:
+    table = table_of(*fleet)
+    set_apart(table, standings)
+    for worker in explained(table, need).considered:
         for check in worker.checks:
             known = check.have is not None and check.limit is not None
             if not known or (check.filter == "memory" and worker.load == 0):
@@ -189,6 +210,13 @@ def test_the_numbers_shown_are_those_that_the_filters_compared(fleet: list[Worke
 
 def test_every_filter_is_explained() -> None:
     table = table_of(record("w1"))
-    need = Need("qwen", min_vram_mb=1, min_bandwidth_mb_s=1, prompt_tokens=1, latency_sla_ms=1)
+    need = Need(
+        "qwen",
+        min_vram_mb=1,
+        min_bandwidth_mb_s=1,
+        prompt_tokens=1,
+        latency_sla_ms=1,
+        express=Express.KEEPS_OFF,
+    )
     (worker,) = explained(table, need).considered
     assert [each.filter for each in worker.checks] == [*(each.name for each in HARD_FILTERS), "wait"]

@@ -1,5 +1,6 @@
 """A pick from a kept ranking is the pick from scratch, whatever has happened to the fleet before."""
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from recursant.fleet.counts_file import CountsFile
 from recursant.fleet.shared_slots import SharedSlots
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import Model, WorkerStatus
-from recursant.routing.need import Need
+from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, pick_afresh
 from recursant.routing.ranking import RankedPicker
 
@@ -54,6 +55,7 @@ _needs = st.builds(
     context_length=st.sampled_from([0, 8_000]),
     latency_sla_ms=st.sampled_from([None, 100, 800]),
     count_as=st.sampled_from([None, *PriorityClass]),
+    express=st.sampled_from([Express.NONE, Express.URGENT, Express.KEEPS_OFF]),
 )
 _workers = st.integers(0, WORKERS - 1)
 _happenings = st.lists(
@@ -65,6 +67,7 @@ _happenings = st.lists(
         st.tuples(st.just("acquire"), _workers, st.integers(0, 500)),
         st.tuples(st.just("release"), _workers, st.none()),
         st.tuples(st.just("unread"), _workers, st.integers(0, 500)),
+        st.tuples(st.just("express"), _workers, st.sampled_from([(math.nan, 0.0), (0.0, 0.0), (300.0, 900.0)])),
         st.tuples(st.just("water-mark"), _workers, st.sampled_from([0.5, 0.9])),
         st.tuples(st.just("pick"), _workers, _needs),
     ),
@@ -119,6 +122,10 @@ class _Fleet:
                 row = self.table.row_of_worker(worker_id)
                 if row is not None:
                     self.table.unread(row, more, more // 2)
+            case "express":
+                row = self.table.row_of_worker(worker_id)
+                if row is not None:
+                    self.table.set_express(row, *more, 100.0)
             case "water-mark":
                 self.table.set_admission(Admission(kv_water_mark=more))
 

@@ -109,6 +109,7 @@ class RecursantRouter:
             clock=clock,
             rng=random.Random(surroundings.seed),
             evidence=self._ward.witness,
+            wall=clock,
         )
         queue = HoldQueue[Ticket](config.limits.held_requests, admission.ageing_s)
         self._desk = Desk(self._gateway, queue, self._wake)
