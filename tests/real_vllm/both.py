@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 from harness import Program, wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from vllm_rig import LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S, RUN_S
+from vllm_rig import LOOKS, LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S, RUN_S
 
 from recursant.supervise.ports import free_ports
 
 # How often an engine is looked at in the end.
-LOOKS = 2_000
+MOST_LOOKS = 5_000
 # What holds an engine.
 Hold = Callable[[], AbstractContextManager[object]]
 
@@ -112,10 +112,13 @@ class Ends:
     def watch(self, hold: Hold, wanted: int) -> Sequence[tuple[int, ...]]:
         """Let an engine go by little steps, and look, until so many have ended."""
         seen: list[tuple[int, ...]] = []
-        while len(seen) < LOOKS and (not seen or sum(seen[-1]) < wanted):
+        while len(seen) < MOST_LOOKS and (not seen or sum(seen[-1]) < wanted):
             time.sleep(RUN_S)
             with hold():
-                seen.append(self.now())
+                for _ in range(LOOKS):
+                    # Its server may still be at what the engine has made.
+                    seen.append(self.now())
+                    time.sleep(RUN_S)
         return seen
 
 

@@ -37,7 +37,7 @@ def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
 
         with server.stopped() as engine:
             # All places are taken: one is free soon, the others are not until all is over.
-            for number, tokens in enumerate((400, *[1_500] * (PRIORITY_SEQS - 1))):
+            for number, tokens in enumerate((1_000, *[1_900] * (PRIORITY_SEQS - 1))):
                 taken.start("taken", completion(token_prompt(8, number), max_tokens=tokens))
             wait_until(come, what="they have come")
             engine.run_until(lambda: runs(server) == PRIORITY_SEQS, what="as many run as can")

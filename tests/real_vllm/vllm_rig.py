@@ -30,7 +30,7 @@ START_S = 300.0
 REQUEST_S = 120.0
 # How long an engine that is held runs between two looks at it, and how often it is looked at before it runs on.
 RUN_S = 0.03
-LOOKS = 5
+LOOKS = 3
 LOOPBACK = "127.0.0.1"
 
 _ENVIRONMENT = {
@@ -86,6 +86,8 @@ class VllmServer:
         self._arguments = ("serve", str(model), *_ARGUMENTS, *own, *arguments)
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
+        # Its process, and that of its engine.
+        self._engine: tuple[int, int] | None = None
         self.client = httpx.Client(base_url=self.url, timeout=REQUEST_S, trust_env=False)
 
     # --- life ---
@@ -135,6 +137,12 @@ class VllmServer:
 
     def engine_pid(self) -> int:
         """The process that runs the model's scheduler."""
+        # Whoever looks for it each time is late where it is to be held.
+        if self._engine is None or self._engine[0] != self.process.pid:
+            self._engine = self.process.pid, self._find_engine()
+        return self._engine[1]
+
+    def _find_engine(self) -> int:
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = path.read_text()
