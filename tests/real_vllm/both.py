@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from harness import Program, wait_until
+from harness import Program
 from prometheus_client.parser import text_string_to_metric_families
-from vllm_rig import LOOKS, LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S, RUN_S
+from vllm_rig import LOOKS, LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S, RUN_S, wait_until
 
 from recursant.supervise.ports import free_ports
 

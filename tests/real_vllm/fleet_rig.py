@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-from harness import Stack, wait_until
-from vllm_rig import REQUEST_S, START_S, VllmServer, completion, say
+from harness import Stack
+from vllm_rig import REQUEST_S, START_S, VllmServer, completion, say, wait_until
 
 from recursant import names
 from recursant.supervise.rundir import ENDPOINTS_FILE

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fleet_rig import Fleet
-from harness import wait_until
-from vllm_rig import MAX_MODEL_LEN, MODEL, REQUEST_S, completion
+from vllm_rig import MAX_MODEL_LEN, MODEL, REQUEST_S, completion, wait_until
 
 MESSAGES = [{"role": "user", "content": "The queue holds"}]
 
@@ -135,8 +134,8 @@ def test_a_hang_up_stops_the_engine(fleet: Fleet) -> None:
             assert answer.status == 200
             assert answer.readline().startswith(b"data: ")
         gateway.close()
-        fleet.stack.wait_until(lambda: fleet.stack.inflight() == 0, what="the gateway has noticed")
-    fleet.stack.wait_until(lambda: server.metrics().value("vllm:num_requests_running") == 0)
+        wait_until(lambda: fleet.stack.inflight() == 0, what="the gateway has noticed")
+    wait_until(lambda: server.metrics().value("vllm:num_requests_running") == 0)
     # It was cut, not finished.
     assert server.metrics().value("vllm:generation_tokens_total") < before + 1_900
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fleet_rig import Fleet
-from harness import Program, recursant, wait_until
+from harness import Program, recursant
 from load import Load
-from vllm_rig import ADAPTER_DIR, MODEL, REQUEST_S, VllmServer, completion, say
+from vllm_rig import ADAPTER_DIR, MODEL, REQUEST_S, VllmServer, completion, say, wait_until
 
 # A worker that was taken out for errors comes back by itself.
 BACK_S = 150.0

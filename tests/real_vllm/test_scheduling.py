@@ -3,15 +3,16 @@
 import pytest
 from both import Ends, Engine
 from fleet_rig import PRIORITY_SEQS, Fleet
-from harness import wait_until
 from load import Call, Load
-from vllm_rig import MODEL, REQUEST_S, VllmServer, completion, token_prompt
+from vllm_rig import MODEL, REQUEST_S, VllmServer, completion, token_prompt, wait_until
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 # Six of them need twice what the small cache holds; two are what the water-mark lets in.
 PROMPT_TOKENS = 600
 OUTPUT_TOKENS = 300
 REQUESTS = 6
+# Before any priority that the gateway gives.
+FIRST = -100
 
 
 def longest(number: int, model: str) -> dict[str, object]:
@@ -20,45 +21,30 @@ def longest(number: int, model: str) -> dict[str, object]:
 
 def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
     server = fleet.priority
-    ends = Ends(Engine("vllm", server.url), 20, 50, 100)
+    ends = Ends(Engine("vllm", server.url), 50, 100, 200)
     here = server.load()
     with Load(server.url) as taken, Load(fleet.stack.endpoints.gateway) as load:
-
-        def send(agent: str, tokens: int) -> None:
-            """Four more requests through the gateway, until the engine has them behind those that it had."""
-            for number in range(4):
-                body = {**completion(f"{agent} {number}", max_tokens=tokens), "model": server.model}
-                load.start(agent, body, {"x-agent-id": agent})
-            wait_until(come, what=f"the {agent} requests have come")
-            engine.run_until(lambda: waits(server) >= len(load.calls), what=f"the {agent} requests wait")
 
         def come() -> bool:
             return server.load() - here >= len(taken.calls) + len(load.calls)
 
-        with server.stopped() as engine:
-            # All places are taken: one is free soon, the others are not until all is over.
-            for number, tokens in enumerate((1_000, *[1_900] * (PRIORITY_SEQS - 1))):
-                taken.start("taken", completion(token_prompt(8, number), max_tokens=tokens))
-            wait_until(come, what="they have come")
-            engine.run_until(lambda: runs(server) == PRIORITY_SEQS, what="as many run as can")
-            send("report", 40)
-            send("urgent", 90)
+        # Held, so that all are there before one of them ends.
+        with server.stopped():
+            # They take all places, whoever comes: one is free soon, the others are not until all is over.
+            for number, tokens in enumerate((600, *[1_900] * (PRIORITY_SEQS - 1))):
+                taken.start("taken", completion(token_prompt(8, number), max_tokens=tokens, priority=FIRST))
+            wait_until(come, what="all places are taken")
+            for agent, tokens in (("report", 90), ("urgent", 190)):
+                for number in range(4):
+                    body = {**completion(f"{agent} {number}", max_tokens=tokens), "model": server.model}
+                    load.start(agent, body, {"x-agent-id": agent})
+                wait_until(come, what=f"the {agent} requests have come")
         seen = ends.watch(server.stopped, 8)
         calls = load.wait()
     assert {(call.status, call.error, call.worker) for call in calls} == {(200, "", server.name)}
     # Those that came last are served first: while one of them is left, no report has ended.
     assert all(not reports or urgent == 4 for reports, urgent in seen), seen
-    assert any(urgent for reports, urgent in seen if not reports), f"too little was seen: {seen}"
-
-
-def runs(server: VllmServer) -> float:
-    """How many requests run in an engine."""
-    return server.metrics().value("vllm:num_requests_running")
-
-
-def waits(server: VllmServer) -> float:
-    """How many requests wait in an engine."""
-    return server.metrics().value("vllm:num_requests_waiting")
+    assert set(seen) - {(0, 0), (4, 4)}, f"too little was seen: {seen}"
 
 
 def burst(fleet: Fleet, url: str, model: str, agent: str, waves: int = 1) -> tuple[list[Call], float]:

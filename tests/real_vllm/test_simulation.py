@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from both import Ends, Engine, Hold, shape, start_sim
 from fleet_rig import PRIORITY_KV_BLOCKS, PRIORITY_SEQS, SMALL_KV_BLOCKS, SMALL_SEQS, Fleet
-from harness import wait_until
 from load import Load
-from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, completion, token_prompt
+from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, completion, token_prompt, wait_until
 
 # Of the simulated worker's profile.
 SIM_BLOCK_TOKENS = 16

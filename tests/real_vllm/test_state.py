@@ -2,9 +2,8 @@
 
 import pytest
 from fleet_rig import PRIORITY_SEQS, SMALL_KV_BLOCKS, Fleet
-from harness import wait_until
 from load import Load
-from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, VllmServer, completion, token_prompt
+from vllm_rig import BLOCK_TOKENS, MAX_MODEL_LEN, MODEL, VllmServer, completion, token_prompt, wait_until
 
 from recursant.names import PROBE_REQUEST_ID, REQUEST_ID
 

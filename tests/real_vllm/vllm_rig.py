@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import harness
 import httpx
-from harness import Metrics, wait_until
+from harness import Metrics
 
 from recursant.supervise import launch
 from recursant.supervise.ports import free_ports
@@ -53,6 +54,16 @@ _ARGUMENTS = (
     # For /load, which tells what has come while the engine is held.
     "--enable-server-load-tracking",
 )
+
+
+_T = TypeVar("_T")
+
+
+def wait_until(
+    condition: Callable[[], _T], timeout: float = REQUEST_S, *, interval: float = 0.05, what: str = "the condition"
+) -> _T:
+    """As in the other tests, with more patience: several engines share the cores."""
+    return harness.wait_until(condition, timeout, interval=interval, what=what)
 
 
 class VllmServer:
