@@ -33,9 +33,9 @@ REPORT_WORDS: Final = (
 
 # The express lane: found with the fleet simulation (docs/adr/0010-express-lane.md).
 EXPRESS_SHARE: Final = 0.125
-EXPRESS_TURN_MS: Final = 3_000
+EXPRESS_TURN_MS: Final = 2_000
 EXPRESS_CLEAR_MS: Final = 1_500
-EXPRESS_KV_KEPT_FREE: Final = 0.03
+EXPRESS_KV_KEPT_FREE: Final = 0.06
 
 _MOST_TOKENS: Final = 1_000_000_000
 _MOST_WORDS: Final = 256

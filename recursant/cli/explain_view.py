@@ -14,9 +14,12 @@ _TITLES: Final = {
     "bandwidth": "bandwidth",
     "context": "context",
     "memory": "kv room",
-    "slots": "slots",
+    "slots": "load",
+    "express": "unread",
     "wait": "wait",
 }
+# Where each worker has a limit of its own, what that is.
+_OWN_LIMITS: Final = {"slots": "slots", "express": "limit"}
 _SIGNS: Final = {">=": "≥", "<=": "≤", "<": "<"}
 _UNKNOWN: Final = "?"
 _PIPE_WIDTH: Final = 10_000
@@ -138,12 +141,12 @@ def number(value: float | None) -> str:
 
 def _header(worker: Mapping[str, Any], name: str) -> str:
     check = next(each for each in worker["checks"] if each["filter"] == name)
-    if name == "slots":  # each worker has its own
-        return "load < slots"
+    if name in _OWN_LIMITS:
+        return f"{_TITLES[name]} < {_OWN_LIMITS[name]}"
     return f"{_TITLES.get(name, name)} {_SIGNS[check['bound']]} {number(check['limit'])} {_UNITS.get(name, '')}".strip()
 
 
 def _check(check: Mapping[str, Any]) -> str:
     mark = "[green]✓[/]" if check["passed"] else "[red]✗[/]"
-    limit = f" {_SIGNS[check['bound']]} {number(check['limit'])}" if check["filter"] == "slots" else ""
+    limit = f" {_SIGNS[check['bound']]} {number(check['limit'])}" if check["filter"] in _OWN_LIMITS else ""
     return f"{mark} {number(check['have'])}{limit}"
