@@ -110,7 +110,10 @@ class Ends:
         return tuple(longer - here for here, longer in itertools.pairwise(ended))
 
     def watch(self, hold: Hold, wanted: int) -> Sequence[tuple[int, ...]]:
-        """Let an engine go by little steps, and look, until so many have ended."""
+        """Let an engine go by little steps, and look, until so many have ended.
+
+        Who takes streams in the same process takes the time that the looks need: ask for whole answers.
+        """
         seen: list[tuple[int, ...]] = []
         while len(seen) < MOST_LOOKS and (not seen or sum(seen[-1]) < wanted):
             time.sleep(RUN_S)

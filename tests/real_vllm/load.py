@@ -47,7 +47,7 @@ class Load:
         """Send one more."""
         call = Call(label)
         self.calls.append(call)
-        sent = {"stream": True, "stream_options": {"include_usage": True}, **body}
+        sent = {**body} if "stream" in body else {**body, "stream": True, "stream_options": {"include_usage": True}}
         arguments = (call, sent, dict(headers or {}))
         self._threads.append(threading.Thread(target=self._run, args=arguments, daemon=True))
         self._threads[-1].start()
@@ -83,6 +83,7 @@ class Load:
                 if answer.status_code != httpx.codes.OK or not body["stream"]:
                     call.body = json.loads(answer.read())
                     call.first = call.last = time.monotonic()
+                    call.tokens = call.body.get("usage", {}).get("completion_tokens", 0)
                     return
                 for line in answer.iter_lines():
                     if self._stop.is_set():

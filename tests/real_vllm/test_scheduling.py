@@ -32,11 +32,12 @@ def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
         with server.stopped():
             # They take all places, whoever comes: one is free soon, the others are not until all is over.
             for number, tokens in enumerate((600, *[1_900] * (PRIORITY_SEQS - 1))):
-                taken.start("taken", completion(token_prompt(8, number), max_tokens=tokens, priority=FIRST))
+                body = completion(token_prompt(8, number), max_tokens=tokens, priority=FIRST, stream=False)
+                taken.start("taken", body)
             wait_until(come, what="all places are taken")
             for agent, tokens in (("report", 90), ("urgent", 190)):
                 for number in range(4):
-                    body = {**completion(f"{agent} {number}", max_tokens=tokens), "model": server.model}
+                    body = completion(f"{agent} {number}", max_tokens=tokens, stream=False, model=server.model)
                     load.start(agent, body, {"x-agent-id": agent})
                 wait_until(come, what=f"the {agent} requests have come")
         seen = ends.watch(server.stopped, 8)

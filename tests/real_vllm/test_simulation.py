@@ -233,7 +233,8 @@ def watched(
     with Load(engine.url) as load:
         with hold():
             for number, (priority, tokens) in enumerate(requests):
-                body = completion(token_prompt(prompt_tokens, number), max_tokens=tokens, priority=priority)
+                prompt = token_prompt(prompt_tokens, number)
+                body = completion(prompt, max_tokens=tokens, priority=priority, stream=False)
                 load.start(f"{priority} {number}", body)
                 wait_until(lambda: engine.load() - here >= len(load.calls), what="it has come")
         seen = ends.watch(hold, sum(bounds[0] < tokens <= bounds[-1] for _, tokens in requests))

@@ -82,7 +82,7 @@ def test_state_follows_the_engine_under_load(fleet: Fleet, name: str) -> None:
     # Held, so that none of them ends before all are there, and whoever is asked first and last sees the same.
     with Load(server.url) as load, server.stopped() as engine:
         for number in range(sequences):
-            load.start("long", completion(token_prompt(64, number), max_tokens=tokens))
+            load.start("long", completion(token_prompt(64, number), max_tokens=tokens, stream=False))
         wait_until(lambda: server.load() - here >= sequences, what="all have come")
         # A probe may wait with them.
         engine.run_until(
