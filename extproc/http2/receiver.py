@@ -120,7 +120,10 @@ class Receiver:
                 if not self._settings_seen and kind != frames.SETTINGS:  # §3.4
                     raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "the first frame is no SETTINGS")
                 try:
-                    if kind < len(on_frame):
+                    if kind == frames.DATA:
+                        # Half of all frames. Called by its name, which is cheaper where this is compiled.
+                        self._on_data(flags, stream_id & frames.STREAM_ID_MASK, data[start:position])
+                    elif kind < len(on_frame):
                         on_frame[kind](flags, stream_id & frames.STREAM_ID_MASK, data[start:position])
                     else:
                         self._spend(self._control, "unknown frames")  # §5.5: ignored

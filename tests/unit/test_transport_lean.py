@@ -32,6 +32,7 @@ from transport_kit import PROCESS, Scripts
 from extproc.http2.limits import Limits
 from extproc.transports import lean
 from extproc.transports.lean import LeanTransport
+from extproc.transports.peer import FRAMES_PER_TURN
 
 # `:method POST`, `:scheme http`, then literals that are not indexed: `:path` and `content-type`.
 CALL = b"\x83\x86\x04" + bytes((len(PROCESS),)) + PROCESS.encode() + b"\x0f\x10\x10application/grpc"
@@ -183,7 +184,7 @@ async def test_input_of_many_turns_is_worked_off_in_order(tmp_path: Path) -> Non
     async with served(tmp_path) as bench:
         peer = await bench.connect()
         peer.greet()
-        count = 10 * lean._FRAMES_PER_TURN
+        count = 10 * FRAMES_PER_TURN
         peer.call(1, b"silent")
         peer.write(*(data(1, message(b"echo %d" % number)) for number in range(count)))
         received = [(await peer.until(DATA, 1)).payload for _ in range(count)]
