@@ -33,8 +33,8 @@ REPORT_WORDS: Final = (
 
 # The express lane: found with the fleet simulation (docs/adr/0010-express-lane.md).
 EXPRESS_SHARE: Final = 0.125
-EXPRESS_TURN_MS: Final = 2_000
-EXPRESS_CLEAR_MS: Final = 1_500
+EXPRESS_TURN_MS: Final = 1_500
+EXPRESS_CLEAR_MS: Final = 1_200
 EXPRESS_KV_KEPT_FREE: Final = 0.06
 
 _MOST_TOKENS: Final = 1_000_000_000

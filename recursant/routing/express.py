@@ -19,7 +19,7 @@ from typing import Final
 from recursant.admission.memory import kv_tokens
 from recursant.admission.rules import ExpressRules
 from recursant.fleet.candidates import CandidateSet
-from recursant.fleet.facts import DEFAULT_STEP_TOKENS, UNKNOWN
+from recursant.fleet.facts import DEFAULT_STEP_TOKENS, UNKNOWN, Fact
 from recursant.fleet.table import FleetTable
 from recursant.routing.need import Express, Need
 
@@ -33,11 +33,12 @@ MAX_KINDS: Final = 16
 # as others send long prompts there; at one that is being cleared; and from how much unread no long prompt comes.
 WORK_OFF_LANE: Final = 3.0
 WORK_BEING_CLEARED: Final = 0.75
-UNREAD_LIMIT: Final = 0.5
+UNREAD_LIMIT: Final = 1.0
 
 _Kind = tuple[str, str, frozenset[str]]
 # Limit, work and KV tokens kept free, as `FleetTable.set_express` has them.
 _Standing = tuple[float, float, float]
+_ANYBODY: Final[_Kind] = ("", "", frozenset())
 _APART: Final[_Standing] = (UNKNOWN, 0.0, 0.0)
 
 
@@ -55,6 +56,9 @@ class ExpressLane:
         self._urgent_until = -math.inf
         # Until when each kind counts.
         self._kinds: dict[_Kind, float] = {}
+        # The smallest step of all workers, for a quick answer; looked up again at that time.
+        self._least_step = 0.0
+        self._step_until = -math.inf
         # Rows that are not as they were made.
         self._written: set[int] = set()
         # When to look again; never, as long as nothing asks for a lane.
@@ -90,30 +94,31 @@ class ExpressLane:
             if now >= self._urgent_until and self._kinds:
                 self._next = now
             self._urgent_until = now + LATELY_S
-        elif need.express == Express.KEEPS_OFF and need.prompt_tokens > 0:
-            self._note(need, now)
+        elif need.express == Express.KEEPS_OFF:
+            if now >= self._step_until:
+                self._step_until = now + LATELY_S
+                self._least_step = self._step_of_all(_ANYBODY)
+            if need.prompt_tokens > self._least_step:
+                self._note(need, now)
         if now >= self._next:
             self._turn(now)
 
     def _note(self, need: Need, now: float) -> None:
         """Remember where long prompts go."""
         kind = need.family, need.model, need.exclusive
-        if kind in self._kinds:
-            if need.prompt_tokens > self._longest_step(kind):
-                self._kinds[kind] = now + LATELY_S
+        if need.prompt_tokens <= self._step_of_all(kind):
             return
-        if need.prompt_tokens <= self._longest_step(kind):
-            return
-        if len(self._kinds) >= MAX_KINDS:
-            del self._kinds[min(self._kinds, key=self._kinds.__getitem__)]
+        if kind not in self._kinds:
+            if len(self._kinds) >= MAX_KINDS:
+                del self._kinds[min(self._kinds, key=self._kinds.__getitem__)]
+            if now < self._urgent_until:
+                self._next = now
         self._kinds[kind] = now + LATELY_S
-        if now < self._urgent_until:
-            self._next = now
 
-    def _longest_step(self, kind: _Kind) -> float:
-        found = self._candidates(kind)
-        first = int(found.rows[0]) if found.rows.size else None
-        return DEFAULT_STEP_TOKENS if first is None else self._step_of(first)
+    def _step_of_all(self, kind: _Kind) -> float:
+        """The smallest step of the workers for a kind of request."""
+        steps = self._table.facts(self._candidates(kind).rows)[Fact.STEP_TOKENS]
+        return float(steps.min(initial=math.inf))
 
     def _candidates(self, kind: _Kind) -> CandidateSet:
         family, model, exclusive = kind
