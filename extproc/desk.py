@@ -230,7 +230,14 @@ class Desk:
     def _keep(self, ticket: Ticket, since_s: float, until_s: float) -> ApiProblem | None:
         """Take a request into the queue, or say that it is full."""
         demand = ticket.demand
-        held = Held(ticket, demand.agent.agent, demand.priority_class, since_s, until_s)
+        held = Held(
+            ticket,
+            demand.agent.agent,
+            demand.priority_class,
+            since_s,
+            until_s,
+            self._gateway.waits_apart(demand.need),
+        )
         ticket.held = held
         out = self._queue.push(held)
         if out is held:

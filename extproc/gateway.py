@@ -96,8 +96,10 @@ class Gateway(RequestReader):
             counts=counts,
             wall=self._wall,
         )
-        # One table has one lane. A dry run is no request.
+        # One table has one lane, and its prompts. A dry run is no request.
         twin.express = self.express if counts else None
+        if counts:
+            twin.prompts = self.prompts
         twin.set_policies(self._policies)
         twin.affinity = self.affinity.read_only() if affinity is None else affinity
         twin._turn = self._turn
@@ -128,6 +130,8 @@ class Gateway(RequestReader):
         """
         need = demand.need if count_as is None else replace(demand.need, count_as=count_as)
         if need.express and self.express is not None:
+            # Nothing else may be sent while somebody waits for a prompt to be read.
+            self.prompts.expire(self.clock())
             self.express.follow(need, self._wall())
         if demand.agent.policy is None:
             return self.place_by_turn(demand, need, fallback or "round_robin")
@@ -159,6 +163,13 @@ class Gateway(RequestReader):
         longest = float(found.max_model_len.max(initial=0.0))
         return int(longest) if longest < need.prompt_tokens else 0
 
+    def waits_apart(self, need: Need) -> bool:
+        """May the express lane keep this off workers that take others of the same agent? Then those go past it."""
+        if need.express != Express.KEEPS_OFF:
+            return False
+        found = self.table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
+        return bool((self.table.facts(found.rows)[Fact.STEP_TOKENS] < need.prompt_tokens).any())
+
     def place_by_turn(self, demand: Demand, need: Need, fallback: str) -> Decision | Refusal:
         """Choose by turn among those that pass the hard filters."""
         found = round_robin(self.table, need, turn=self._turn, candidates=self.config.routing.candidates)
@@ -182,8 +193,10 @@ class Gateway(RequestReader):
         facts = self.table.facts(np.array([row]))
         load = load_of(facts)
         need = demand.need
-        masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY, EXPRESS)]
+        masks = [each.keep(facts, _UNCOMPARED, load, need) for each in (SLOTS, MEMORY)]
         if not all(mask is None or mask[0] for mask in masks):
+            return None
+        if EXPRESS.asks(need) and EXPRESS.removes_one(facts[:, 0].tolist(), math.inf, float(load[0]), need):
             return None
         if self._counts:
             self.table.acquire(row, need.prompt_tokens, need.answer_tokens)
@@ -242,7 +255,11 @@ class Gateway(RequestReader):
 
     def _with_room(self, problem: ApiProblem, need: Need) -> ApiProblem:
         found = self.table.candidates(family=need.family, model=need.model, exclusive=need.exclusive)
-        room = int(np.nan_to_num(self.table.facts(found.rows)[Fact.KV_ROOM_TOKENS], nan=0.0).max(initial=0.0))
+        facts = self.table.facts(found.rows)
+        rooms = np.nan_to_num(facts[Fact.KV_ROOM_TOKENS], nan=0.0)
+        if need.express == Express.KEEPS_OFF:
+            rooms -= facts[Fact.KV_KEPT_FREE]
+        room = int(rooms.max(initial=0.0))
         left = room - need.prompt_tokens
         if left > 0:
             advice = f"lower max_tokens to {left}, or shorten the input"

@@ -169,6 +169,7 @@ class SharedDesk(Desk):
             waits_for=waits_for,
             cached=() if leaning is None else leaning.cached,
             sticky=leaning is not None and leaning.sticky,
+            apart=self._gateway.waits_apart(demand.need),
         )
         self._asked[number] = _Asked(ticket, demand, enter)
         self._number_of[id(ticket)] = number

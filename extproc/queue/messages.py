@@ -45,6 +45,7 @@ class Enter:
         waits_for: the refusals after which it is held; after another one it is told.
         cached: where it would rather go, and tokens of its prompt that are believed to be there; see `Leaning`.
         sticky: the first of those is its session's.
+        apart: see `Held`.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Enter:
     waits_for: tuple[Refusal, ...]
     cached: tuple[tuple[str, int], ...] = ()
     sticky: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class QueueOwner:
         """Put a request into the queue and leave it there for now."""
         self._forget((process, enter.number))
         entry = Entry(process, enter)
-        held = Held(entry, enter.agent, enter.priority_class, enter.since_s, enter.until_s)
+        held = Held(entry, enter.agent, enter.priority_class, enter.since_s, enter.until_s, enter.apart)
         out = self._queue.push(held)
         if out is not None:
             self._send(out.item.process, Full(out.item.enter.number))

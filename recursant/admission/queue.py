@@ -2,8 +2,10 @@
 
 Held requests stand in lanes, one for each agent and class; in a lane, whoever has waited longest is first. When
 capacity appears, lanes are asked in turn: the higher aged class first, within a class the lane that was served longest
-ago. So a higher class overtakes, agents of one class share, and waiting makes more urgent. The whole queue is bounded:
-when it is full, a newcomer takes the place of the youngest request of the lowest class, if that is lower than its own.
+ago. So a higher class overtakes, agents of one class share, and waiting makes more urgent. Who waits for something that
+others of the agent do not need stands in a lane apart, which is asked with the agent's other one. The whole queue is
+bounded: when it is full, a newcomer takes the place of the youngest request of the lowest class, if that is lower than
+its own.
 """
 
 import math
@@ -31,6 +33,7 @@ class Held(Generic[_T]):
         priority_class: its own class, before ageing.
         since_s: when it began to wait.
         until_s: how long it may wait here.
+        apart: it waits for more than others of its agent and class, and must not keep them waiting.
     """
 
     item: _T
@@ -38,8 +41,11 @@ class Held(Generic[_T]):
     priority_class: PriorityClass
     since_s: float
     until_s: float
+    apart: bool = False
 
 
+# Class, agent, and whether it stands apart.
+_Key = tuple[PriorityClass, str, bool]
 _Lane = OrderedDict[int, Held[_T]]
 
 
@@ -53,8 +59,8 @@ class HoldQueue(Generic[_T]):
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY, ageing_s: float = AGEING_MS / 1_000) -> None:
         self.set_limits(capacity, ageing_s)
-        self._lanes: dict[tuple[PriorityClass, str], _Lane[_T]] = {}
-        self._served: dict[tuple[PriorityClass, str], int] = {}
+        self._lanes: dict[_Key, _Lane[_T]] = {}
+        self._served: dict[_Key, int] = {}
         self._turn = 0
         self._size = 0
         # Nobody's time is over before; in a long queue, looking at everybody's each time would cost more than the rest.
@@ -81,7 +87,7 @@ class HoldQueue(Generic[_T]):
                 return held
             out = next(reversed(self._lanes[lowest].values()))
             self.remove(out)
-        key = (held.priority_class, held.agent)
+        key = (held.priority_class, held.agent, held.apart)
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = OrderedDict()
@@ -99,7 +105,7 @@ class HoldQueue(Generic[_T]):
 
     def remove(self, held: Held[_T]) -> bool:
         """Take a request out, wherever it stands. False if it is not here."""
-        key = (held.priority_class, held.agent)
+        key = (held.priority_class, held.agent, held.apart)
         lane = self._lanes.get(key)
         if lane is None or lane.pop(id(held), None) is None:
             return False
@@ -134,11 +140,12 @@ class HoldQueue(Generic[_T]):
             yield held
 
     def served(self, held: Held[_T]) -> None:
-        """A request of this lane was placed: its lane goes to the back of its class."""
+        """A request was placed: both lanes of its agent go to the back of their class."""
         self._turn += 1
-        key = (held.priority_class, held.agent)
-        if key in self._served:
-            self._served[key] = self._turn
+        for apart in (False, True):
+            key = (held.priority_class, held.agent, apart)
+            if key in self._served:
+                self._served[key] = self._turn
 
     def expired(self, now: float) -> list[Held[_T]]:
         """Take out everything whose time is over."""
@@ -159,6 +166,6 @@ class HoldQueue(Generic[_T]):
     def depth(self) -> dict[str, int]:
         """How many wait, by the label of their own class; every class named."""
         depth = {each.label: 0 for each in PriorityClass}
-        for (priority_class, _), lane in self._lanes.items():
+        for (priority_class, _, _), lane in self._lanes.items():
             depth[priority_class.label] += len(lane)
         return depth

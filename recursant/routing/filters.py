@@ -33,7 +33,7 @@ class Filter:
         name: as refusals and explanations show it.
         asks: does this need set a limit here? Where it does not, nobody is removed.
         removes: whom the limit removes: `removes(facts, max_model_len, load, need)`, over columns of candidates.
-        removes_one: the same of one worker, over its facts as plain numbers.
+        removes_one: the same of one worker, over its facts as plain numbers; it may remove more where others count.
     """
 
     name: str
@@ -79,10 +79,14 @@ def unread_tokens(facts: Any, larger: Callable[[Any, Any], Any]) -> Any:
     return larger(facts[Fact.WAITING_TOKENS] + facts[Fact.PROMPT_TOKENS_SENT], facts[Fact.UNREAD_WORK])
 
 
-def _express(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> Mask:
+def _express(facts: Facts, lengths: Facts, load: Facts, need: Need) -> Mask:
     long = need.prompt_tokens > facts[Fact.STEP_TOKENS]
     found: Mask = long & (unread_tokens(facts, np.fmax) >= facts[Fact.LONG_PROMPT_LIMIT])
-    return found
+    # Where whoever could ever take it is apart, it would wait for nothing but the clock: for it there is no lane.
+    never = long & (facts[Fact.LONG_PROMPT_LIMIT] <= 0)
+    for unfit in (_vram, _bandwidth, _context):
+        never = never | unfit(facts, lengths, load, need)
+    return np.zeros_like(found) if np.count_nonzero(never) == never.size else found
 
 
 def _express_of_one(facts: Sequence[float], _length: float, _load: float, need: Need) -> bool:
