@@ -10,6 +10,7 @@ from bench.fleet_sim.policies import (
     COMPARED,
     ENDPOINT_PICKER,
     ERRORS_TOO,
+    NO_EXPRESS,
     NO_RETRIES,
     ORACLE,
     ROUND_ROBIN,
@@ -66,7 +67,7 @@ def _tasks(*, quick: bool) -> list[Task]:
     short = (ROUND_ROBIN, ENDPOINT_PICKER, CLASSIC, ADAPTIVE)
     found = [
         *(Task(REFERENCE, "mixed", name, REFERENCE_LOAD, curves=True) for name in shown),
-        *(Task(MEMORY, "short and long", name, MEMORY_LOAD) for name in ("random", *short)),
+        *(Task(MEMORY, "short and long", name, MEMORY_LOAD) for name in ("random", *short, NO_EXPRESS)),
         *(
             Task(group, "mixed", name, REFERENCE_LOAD, changes=(("faults", errors_everywhere(ERROR_SHARE, *kinds)),))
             for group, kinds in (ERRORS | CUDA_ERRORS).items()
@@ -88,6 +89,7 @@ def _tasks(*, quick: bool) -> list[Task]:
             for scenario in ("short and long", "uneven workers")
             for name in ablated_names()
         ),
+        Task(ABLATION, "short and long", NO_EXPRESS, 1.0),
         *(
             Task(ABLATION, scenario, name, 1.0)
             for scenario in ("bursts", "mooncake conversation", "mooncake synthetic")

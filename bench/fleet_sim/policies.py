@@ -3,7 +3,7 @@
 from typing import Final
 
 from bench.fleet_sim.fleets import Agents
-from recursant.sim.fleet.policies.ablations import ablations, affinity_ablations, with_weights
+from recursant.sim.fleet.policies.ablations import ablations, affinity_ablations, with_weights, without_express
 from recursant.sim.fleet.policies.endpoint_picker import EndpointPickerPolicy
 from recursant.sim.fleet.policies.oracle import OraclePolicy
 from recursant.sim.fleet.policies.plain import PLAIN_POLICIES, PlainPolicy
@@ -17,6 +17,7 @@ ENDPOINT_PICKER: Final = "queue + KV + prefix (2/2/3)"
 ORACLE: Final = "oracle"
 CLASSIC: Final = "recursant (classic)"
 ADAPTIVE: Final = "recursant (adaptive)"
+NO_EXPRESS: Final = "adaptive, without the express lane"
 OTHERS: Final = (*PLAIN_POLICIES, ENDPOINT_PICKER)
 COMPARED: Final = (*OTHERS, CLASSIC, ADAPTIVE, ORACLE)
 
@@ -32,6 +33,7 @@ def policies(agents: Agents) -> dict[str, Policy]:
         RecursantPolicy(with_weights(agents.config, profile="adaptive"), ADAPTIVE),
         *ablations(agents.config),
         *affinity_ablations(agents.config),
+        without_express(agents.config),
     ]
     named = {policy.name: policy for policy in found}
     # What stands in front of many fleets: a proxy as it is, with nothing set.

@@ -144,6 +144,12 @@ IN_TIME = {"left_s": 10.0, "what": "the family 'qwen'", "degraded": False}
         (Refusal.SLOTS, {}, Hold(10.0)),
         (Refusal.SLOTS, {"fallback_strategy": "reject"}, Hold(10.0)),
         (Refusal.SLOTS, {"fallback_strategy": "round_robin"}, TakeTurns()),
+        (Refusal.EXPRESS, {}, Hold(10.0)),
+        (
+            Refusal.EXPRESS,
+            {"fallback_strategy": "queue_and_retry", "retry_max": 3, "retry_delay_ms": 200},
+            Hold(0.6, "queue_and_retry"),
+        ),
         (Refusal.SLOTS, {"fallback_strategy": "degrade_to_phi"}, Degrade("phi")),
         (Refusal.NO_WORKER, {"fallback_strategy": "degrade_to_phi"}, Degrade("phi")),
         (

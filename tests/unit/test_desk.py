@@ -251,6 +251,19 @@ def test_the_memory_that_an_agent_needs_holds_for_the_other_family_too(free: int
         assert (problem(client).status, problem(client).code) == (503, "no_worker")
 
 
+def test_a_prompt_that_looks_too_long_for_any_model_needs_the_memory_of_the_longest() -> None:
+    # 3,200 tokens, 2,720 of them below the water-mark: room for the longest prompt, 2,048, and an answer of 256.
+    memory = {"kv_blocks_total": 200, "kv_block_tokens": 16, "kv_cache_usage": 0.0, "running_requests": 1}
+    short = Model("Qwen/Qwen2.5-7B-Instruct", "qwen", 2_048)
+    room = Office(record("w1", models=(short,), **memory))
+    client, _ = room.come("high", 4 * 2_500)
+    assert isinstance(client.outcome, Decision)
+    assert client.outcome.fallback == "context"
+    full = Office(record("w1", models=(short,), **{**memory, "kv_cache_usage": 0.5}))
+    client, _ = full.come("high", 4 * 2_500)
+    assert problem(client).code == "kv_memory"
+
+
 def test_a_model_with_a_shorter_context_than_the_agent_needs_is_ruled_out() -> None:
     short = Model(QWEN.name, "qwen", 8_191)
     policy = AgentPolicy(agent_id="long", model_family="qwen", context_length=8_192)

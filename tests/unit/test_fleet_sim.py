@@ -10,7 +10,13 @@ import pytest
 from recursant.agents.policy import AgentPolicy
 from recursant.config.model import Config
 from recursant.sim.fleet.events import Events
-from recursant.sim.fleet.policies.ablations import ablations, affinity_ablations, with_affinity, with_weights
+from recursant.sim.fleet.policies.ablations import (
+    ablations,
+    affinity_ablations,
+    with_affinity,
+    with_weights,
+    without_express,
+)
 from recursant.sim.fleet.policies.endpoint_picker import EndpointPickerPolicy
 from recursant.sim.fleet.policies.oracle import OraclePolicy
 from recursant.sim.fleet.policies.plain import PLAIN_POLICIES, PlainPolicy
@@ -47,6 +53,7 @@ POLICIES: list[Policy] = [
     RecursantPolicy(CONFIG),
     *ablations(CONFIG),
     *affinity_ablations(CONFIG),
+    without_express(CONFIG),
 ]
 
 

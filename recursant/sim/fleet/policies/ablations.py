@@ -37,6 +37,14 @@ def affinity_ablations(config: Config) -> list[RecursantPolicy]:
     ]
 
 
+def without_express(config: Config) -> RecursantPolicy:
+    """Our policy by the profile `adaptive` without the express lane."""
+    admission = config.admission
+    off = admission.model_copy(update={"express": admission.express.model_copy(update={"enabled": False})})
+    adaptive = with_weights(config.model_copy(update={"admission": off}), profile="adaptive")
+    return RecursantPolicy(adaptive, "adaptive, without the express lane")
+
+
 def ablations(config: Config) -> list[RecursantPolicy]:
     """Our policy, by the score of the specification, with one of its parts switched off, each by itself."""
 
