@@ -21,6 +21,7 @@ from recursant.admission.rules import ExpressRules
 from recursant.fleet.candidates import CandidateSet
 from recursant.fleet.facts import DEFAULT_STEP_TOKENS, UNKNOWN, Fact
 from recursant.fleet.table import FleetTable
+from recursant.fleet.worker import WorkerRecord
 from recursant.routing.need import Express, Need
 
 # So long after the last urgent request, or the last long one for some workers, there is no lane any more. Seconds.
@@ -38,7 +39,6 @@ UNREAD_LIMIT: Final = 1.0
 _Kind = tuple[str, str, frozenset[str]]
 # Limit, work and KV tokens kept free, as `FleetTable.set_express` has them.
 _Standing = tuple[float, float, float]
-_ANYBODY: Final[_Kind] = ("", "", frozenset())
 _APART: Final[_Standing] = (UNKNOWN, 0.0, 0.0)
 
 
@@ -53,6 +53,8 @@ class ExpressLane:
     def __init__(self, table: FleetTable, rules: ExpressRules | None) -> None:
         self._table = table
         self._rules = rules
+        # The time of the last request.
+        self._seen = -math.inf
         self._urgent_until = -math.inf
         # Until when each kind counts.
         self._kinds: dict[_Kind, float] = {}
@@ -90,6 +92,9 @@ class ExpressLane:
             need: of the request.
             now: seconds by a clock that all gateways have, such as Unix time.
         """
+        if now < self._seen:
+            self._went_back(now)
+        self._seen = now
         if need.express == Express.URGENT:
             if now >= self._urgent_until and self._kinds:
                 self._next = now
@@ -97,11 +102,19 @@ class ExpressLane:
         elif need.express == Express.KEEPS_OFF:
             if now >= self._step_until:
                 self._step_until = now + LATELY_S
-                self._least_step = self._step_of_all(_ANYBODY)
+                self._least_step = min(map(_step_of, self._table.records()), default=0.0)
             if need.prompt_tokens > self._least_step:
                 self._note(need, now)
         if now >= self._next:
             self._turn(now)
+
+    def _went_back(self, now: float) -> None:
+        """The clock was set back: no time lies further ahead than it could."""
+        latest = now + LATELY_S
+        self._urgent_until = min(self._urgent_until, latest)
+        self._step_until = min(self._step_until, latest)
+        self._kinds = {kind: min(until, latest) for kind, until in self._kinds.items()}
+        self._next = now
 
     def _note(self, need: Need, now: float) -> None:
         """Remember where long prompts go."""
@@ -110,7 +123,10 @@ class ExpressLane:
             return
         if kind not in self._kinds:
             if len(self._kinds) >= MAX_KINDS:
-                del self._kinds[min(self._kinds, key=self._kinds.__getitem__)]
+                self._kinds = {each: until for each, until in self._kinds.items() if until > now}
+            if len(self._kinds) >= MAX_KINDS:
+                # Not in another's place: the two would find out anew who is the lane with each of their requests.
+                return
             if now < self._urgent_until:
                 self._next = now
         self._kinds[kind] = now + LATELY_S
@@ -123,10 +139,6 @@ class ExpressLane:
     def _candidates(self, kind: _Kind) -> CandidateSet:
         family, model, exclusive = kind
         return self._table.candidates(family=family, model=model, exclusive=exclusive)
-
-    def _step_of(self, row: int) -> float:
-        record = self._table.record(row)
-        return (record.state.max_num_batched_tokens if record is not None else 0) or DEFAULT_STEP_TOKENS
 
     def _turn(self, now: float) -> None:
         """Find out who is the lane now, and when that changes."""
@@ -141,7 +153,9 @@ class ExpressLane:
         end = (turn + 1) * length
         clearing = end - rules.clear_ms / 1_000
         found: dict[int, _Standing] = {}
-        for kind in self._kinds:
+        # Many kinds may have the same workers, as adapters that all of them have loaded.
+        apart = {self._candidates(kind).rows.tobytes(): kind for kind in self._kinds}
+        for kind in apart.values():
             for row, standing in self._standings(kind, turn, rules, clears=now >= clearing):
                 known = found.get(row)
                 # Whoever is apart for one kind is so for all of them.
@@ -163,8 +177,10 @@ class ExpressLane:
         found: list[tuple[int, _Standing]] = []
         for row in rows:
             record = table.record(row)
-            kept_free = 0.0 if record is None else rules.kv_kept_free * kv_tokens(record.state)
-            step = self._step_of(row)
+            if record is None:
+                continue
+            kept_free = rules.kv_kept_free * kv_tokens(record.state)
+            step = _step_of(record)
             if row in lane:
                 standing = 0.0, 0.0, kept_free
             elif row in cleared:
@@ -180,6 +196,10 @@ class ExpressLane:
         for row, standing in found.items():
             self._table.set_express(row, *standing)
         self._written = set(found)
+
+
+def _step_of(record: WorkerRecord) -> float:
+    return record.state.max_num_batched_tokens or DEFAULT_STEP_TOKENS
 
 
 def _stricter(one: _Standing, other: _Standing) -> _Standing:

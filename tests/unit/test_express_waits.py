@@ -14,6 +14,7 @@ from recursant.admission.queue import Held, HoldQueue
 from recursant.admission.rules import ExpressRules
 from recursant.agents.priority import PriorityClass
 from recursant.config.model import ScoreWeights
+from recursant.routing.express import MAX_KINDS, ExpressLane
 from recursant.routing.filters import EXPRESS
 from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, pick_afresh
@@ -130,3 +131,57 @@ def test_who_stands_apart_has_no_share_of_its_own() -> None:
         queue.remove(first)
     assert order == ["a1", "b1", "a2", "b2", "a3"]
     assert queue.depth()["normal"] == 0
+
+
+# --- clocks, and many models ---
+
+URGENT = Need("qwen", prompt_tokens=100, express=Express.URGENT)
+
+
+def test_a_clock_that_is_set_back_stops_neither_turns_nor_the_end_of_them() -> None:
+    table = table_of(*fleet(8))
+    lane = ExpressLane(table, ExpressRules(turn_ms=3_000, clear_ms=0))
+    for need in (URGENT, SLOW):
+        lane.follow(need, 7_200.0)
+    before = closed(table)
+    for need in (URGENT, SLOW):
+        lane.follow(need, 3_603.0)
+    assert len(before) == len(closed(table)) == 1
+    assert before != closed(table)
+    # No urgent request for 10 s.
+    lane.follow(SLOW, 3_613.0)
+    assert not closed(table)
+    # A long one that was seen at a later time counts as one of now, and no longer.
+    lane.follow(SLOW, 9_000.0)
+    lane.follow(URGENT, 100.0)
+    lane.follow(URGENT, 109.0)
+    assert closed(table)
+    lane.follow(URGENT, 110.0)
+    assert not closed(table)
+
+
+def test_more_models_than_have_a_lane_do_not_take_it_from_each_other() -> None:
+    names = [f"adapter-{number}" for number in range(MAX_KINDS + 1)]
+    table = table_of(*(worker(f"w{number}", lora_adapters=names) for number in range(4)))
+    lane = ExpressLane(table, ExpressRules(turn_ms=3_000, clear_ms=0))
+    lane.follow(URGENT, 0.0)
+    for name in names:
+        lane.follow(Need("", model=name, prompt_tokens=LONG, express=Express.KEEPS_OFF), 0.1)
+    seen = len(table.changes.rows), table.changes.epoch
+    for name in names * 3:
+        lane.follow(Need("", model=name, prompt_tokens=LONG, express=Express.KEEPS_OFF), 0.2)
+    assert (len(table.changes.rows), table.changes.epoch) == seen
+    # When one of the others has not come for a while, there is room.
+    lane.follow(URGENT, 9.0)
+    for name in names[1:]:
+        lane.follow(Need("", model=name, prompt_tokens=LONG, express=Express.KEEPS_OFF), 10.2)
+    assert closed(table)
+
+
+def test_workers_that_are_all_exclusive_have_a_lane_too() -> None:
+    table = table_of(*fleet(4, exclusive=True))
+    lane = ExpressLane(table, ExpressRules(turn_ms=3_000, clear_ms=0))
+    ours = frozenset({"w0", "w1", "w2", "w3"})
+    for need in (URGENT, SLOW):
+        lane.follow(replace(need, exclusive=ours), 0.0)
+    assert lane.in_use
