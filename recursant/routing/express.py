@@ -36,6 +36,10 @@ WORK_OFF_LANE: Final = 3.0
 WORK_BEING_CLEARED: Final = 0.75
 UNREAD_LIMIT: Final = 1.0
 
+# How long a worker may not have reported and still be held to that: what it has read meanwhile, nobody would know.
+# Several of its reports. Seconds.
+REPORTS_WITHIN_S: Final = 1.0
+
 _Kind = tuple[str, str, frozenset[str]]
 # Limit, work and KV tokens kept free, as `FleetTable.set_express` has them.
 _Standing = tuple[float, float, float]
@@ -61,6 +65,8 @@ class ExpressLane:
         # The smallest step of all workers, for a quick answer; looked up again at that time.
         self._least_step = 0.0
         self._step_until = -math.inf
+        # The last record of each row of the lane and those off it, and when it was first seen.
+        self._reports: dict[int, tuple[WorkerRecord, float]] = {}
         # Rows that are not as they were made.
         self._written: set[int] = set()
         # When to look again; never, as long as nothing asks for a lane.
@@ -114,6 +120,7 @@ class ExpressLane:
         self._urgent_until = min(self._urgent_until, latest)
         self._step_until = min(self._step_until, latest)
         self._kinds = {kind: min(until, latest) for kind, until in self._kinds.items()}
+        self._reports.clear()
         self._next = now
 
     def _note(self, need: Need, now: float) -> None:
@@ -146,6 +153,7 @@ class ExpressLane:
         self._kinds = {kind: until for kind, until in self._kinds.items() if until > now}
         if rules is None or now >= self._urgent_until or not self._kinds:
             self._write({})
+            self._reports.clear()
             self._next = math.inf
             return
         length = rules.turn_ms / 1_000
@@ -156,14 +164,18 @@ class ExpressLane:
         # Many kinds may have the same workers, as adapters that all of them have loaded.
         apart = {self._candidates(kind).rows.tobytes(): kind for kind in self._kinds}
         for kind in apart.values():
-            for row, standing in self._standings(kind, turn, rules, clears=now >= clearing):
+            for row, standing in self._standings(kind, turn, rules, now, clears=now >= clearing):
                 known = found.get(row)
                 # Whoever is apart for one kind is so for all of them.
                 found[row] = standing if known is None else _stricter(known, standing)
         self._write(found)
-        self._next = min(clearing if now < clearing else end, self._urgent_until, *self._kinds.values())
+        self._next = min(
+            clearing if now < clearing else end, now + REPORTS_WITHIN_S, self._urgent_until, *self._kinds.values()
+        )
 
-    def _standings(self, kind: _Kind, turn: int, rules: ExpressRules, *, clears: bool) -> list[tuple[int, _Standing]]:
+    def _standings(
+        self, kind: _Kind, turn: int, rules: ExpressRules, now: float, *, clears: bool
+    ) -> list[tuple[int, _Standing]]:
         """How the workers for one kind of request stand to the lane."""
         table = self._table
         rows = sorted(self._candidates(kind).rows.tolist(), key=table.worker_id)
@@ -186,9 +198,18 @@ class ExpressLane:
             elif row in cleared:
                 standing = 0.0, WORK_BEING_CLEARED * step, kept_free
             else:
-                standing = UNREAD_LIMIT * step, WORK_OFF_LANE * step, kept_free
+                limit = UNREAD_LIMIT * step if self._reports_at(row, record, now) else UNKNOWN
+                standing = limit, WORK_OFF_LANE * step, kept_free
             found.append((row, standing))
         return found
+
+    def _reports_at(self, row: int, record: WorkerRecord, now: float) -> bool:
+        """Does the worker in a row still report? Without Redis nobody does."""
+        last = self._reports.get(row)
+        if last is None or last[0] is not record:
+            self._reports[row] = record, now
+            return True
+        return now - last[1] < REPORTS_WITHIN_S
 
     def _write(self, found: dict[int, _Standing]) -> None:
         for row in self._written.difference(found):
@@ -203,4 +224,6 @@ def _step_of(record: WorkerRecord) -> float:
 
 
 def _stricter(one: _Standing, other: _Standing) -> _Standing:
-    return min(one[0], other[0]), min(one[1], other[1]), max(one[2], other[2])
+    # Any number is stricter than the unknown.
+    limit = other[0] if math.isnan(one[0]) or other[0] < one[0] else one[0]
+    return limit, min(one[1], other[1]), max(one[2], other[2])

@@ -14,7 +14,7 @@ from recursant.admission.queue import Held, HoldQueue
 from recursant.admission.rules import ExpressRules
 from recursant.agents.priority import PriorityClass
 from recursant.config.model import ScoreWeights
-from recursant.routing.express import MAX_KINDS, ExpressLane
+from recursant.routing.express import MAX_KINDS, REPORTS_WITHIN_S, ExpressLane
 from recursant.routing.filters import EXPRESS
 from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, pick_afresh
@@ -185,3 +185,35 @@ def test_workers_that_are_all_exclusive_have_a_lane_too() -> None:
     for need in (URGENT, SLOW):
         lane.follow(replace(need, exclusive=ours), 0.0)
     assert lane.in_use
+
+
+def test_without_reports_workers_off_the_lane_take_long_prompts_as_ever() -> None:
+    """Redis is away: what has been read since the last report, nobody knows."""
+    office = Office(*fleet(4), express=ExpressRules(turn_ms=600_000, clear_ms=0))
+    office.come("chat", SHORT_BODY)
+    reports = [office.come("report", LONG_BODY) for _ in range(4)]
+    assert reports[3].outcome is None
+    office.now = REPORTS_WITHIN_S
+    office.come("chat", SHORT_BODY)
+    office.desk.run(office.now)
+    assert office.worker_of(reports[3]) != "w0"
+    assert {office.worker_of(office.come("report", LONG_BODY)) for _ in range(9)} == {"w1", "w2", "w3"}
+    assert closed(office.table) == {"w0"}
+    # It is back.
+    office.read()
+    office.now += REPORTS_WITHIN_S
+    office.come("chat", SHORT_BODY)
+    later = [office.come("report", LONG_BODY) for _ in range(4)]
+    assert sorted(map(office.worker_of, later[:3])) == ["w1", "w2", "w3"]
+    assert later[3].outcome is None
+
+
+def test_whoever_is_apart_for_one_model_is_so_though_for_another_nothing_is_known_of_it() -> None:
+    table = table_of(*(worker(f"w{number}", lora_adapters=["own"] if number else []) for number in range(4)))
+    lane = ExpressLane(table, ExpressRules(turn_ms=600_000, clear_ms=0))
+    own = Need("", model="own", prompt_tokens=LONG, express=Express.KEEPS_OFF)
+    for now in (0.0, 2.0):
+        for need in (URGENT, SLOW, own):
+            lane.follow(need, now)
+        # The first of four, and the first of the other three.
+        assert closed(table) == {"w0", "w1"}
