@@ -36,6 +36,8 @@ from recursant.routing.scorers import load_of
 MAX_RETRY_AFTER_S: Final = 60
 # Lengths of models, for filters that do not look at them.
 _UNCOMPARED: Final = np.empty(0)
+# Of no request at all.
+_NOTHING: Final = Need()
 
 
 class Gateway(RequestReader):
@@ -100,6 +102,9 @@ class Gateway(RequestReader):
         twin.express = self.express if counts else None
         if counts:
             twin.prompts = self.prompts
+        else:
+            # That time has gone by is no trace of it. The last request may be long ago.
+            self._catch_up(_NOTHING)
         twin.set_policies(self._policies)
         twin.affinity = self.affinity.read_only() if affinity is None else affinity
         twin._turn = self._turn
@@ -130,9 +135,7 @@ class Gateway(RequestReader):
         """
         need = demand.need if count_as is None else replace(demand.need, count_as=count_as)
         if need.express and self.express is not None:
-            # Nothing else may be sent while somebody waits for a prompt to be read.
-            self.prompts.expire(self.clock())
-            self.express.follow(need, self._wall())
+            self._catch_up(need)
         if demand.agent.policy is None:
             return self.place_by_turn(demand, need, fallback or "round_robin")
         found = self._pick(need)
@@ -156,6 +159,13 @@ class Gateway(RequestReader):
         if shaped is not None:
             need = replace(need, expected_tokens=shaped)
         return self._decision(demand, found, fallback, shaped, self._led(demand.trail, need, found))
+
+    def _catch_up(self, need: Need) -> None:
+        """Bring the table up to date with the time: what has been read, and who is the express lane."""
+        # Nothing else may be sent while somebody waits for a prompt to be read.
+        self.prompts.expire(self.clock())
+        if self.express is not None:
+            self.express.follow(need, self._wall())
 
     def _longest_context(self, need: Need) -> int:
         """How long a prompt is at the most that any worker takes."""

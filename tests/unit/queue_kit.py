@@ -91,7 +91,12 @@ class Single:
         for each in records:
             self.table.upsert(each)
         self.gateway = Gateway(
-            config=config, table=self.table, recorder=Recorded(), clock=lambda: self.now, rng=random.Random(3)
+            config=config,
+            table=self.table,
+            recorder=Recorded(),
+            clock=lambda: self.now,
+            rng=random.Random(3),
+            wall=lambda: self.now,
         )
         self.desk = self._desk(HoldQueue(config.limits.held_requests, AGEING_S))
 

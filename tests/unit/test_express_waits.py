@@ -2,18 +2,21 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fleet_kit import table_of
+from queue_kit import AGENTS, Host
 from test_express import LONG, LONG_BODY, SHORT_BODY, Office, closed, fleet, worker
 
 from extproc.decision import Decision
+from extproc.rehearsal import Question, rehearse
 from recursant.admission.queue import Held, HoldQueue
 from recursant.admission.rules import ExpressRules
 from recursant.agents.priority import PriorityClass
-from recursant.config.model import ScoreWeights
+from recursant.config.model import Config, ScoreWeights
 from recursant.routing.express import MAX_KINDS, REPORTS_WITHIN_S, ExpressLane
 from recursant.routing.filters import EXPRESS
 from recursant.routing.need import Express, Need
@@ -217,3 +220,40 @@ def test_whoever_is_apart_for_one_model_is_so_though_for_another_nothing_is_know
             lane.follow(need, now)
         # The first of four, and the first of the other three.
         assert closed(table) == {"w0", "w1"}
+
+
+def test_a_dry_run_long_after_the_last_request_sees_the_lane_as_the_next_one_will() -> None:
+    office = Office(*fleet(4, running_requests=1), express=ExpressRules(turn_ms=600_000, clear_ms=0))
+    office.come("chat", SHORT_BODY)
+    for report in [office.come("report", LONG_BODY) for _ in range(3)]:
+        assert isinstance(report.outcome, Decision)
+        office.gateway.prompts.sent(report.outcome.rows[0], LONG, 0, office.now)
+
+    def dry_run() -> str:
+        found = rehearse(office.gateway, Question({"x-agent-id": "report"}, LONG), waiting={})
+        kind: str = found["outcome"]["kind"]
+        return kind
+
+    assert dry_run() == "held"
+    office.now = 30.0
+    assert dry_run() == "placed"
+    assert not closed(office.table)
+
+
+def test_short_prompts_go_past_a_long_one_at_the_owner_of_the_queue(tmp_path: Path) -> None:
+    config = Config.model_validate({"agents": AGENTS, "routing": {"weights": {"profile": "adaptive"}}})
+    host = Host(tmp_path, 2, config, fleet(4, max_num_seqs=4))
+    owner = host.processes[1]
+    owner.come("high")
+    longs = [owner.come("low", LONG_BODY) for _ in range(4)]
+    shorts = [owner.come("low", SHORT_BODY) for _ in range(8)]
+    host.settle()
+    assert [each.said for each in longs] == ["placed"] * 3 + ["waits"]
+    served = [each for each in shorts if each.placed]
+    waiting = [each for each in shorts if not each.placed]
+    closed_now = closed(owner.table)
+    owner.done(next(each for each in served if each.worker(owner) in closed_now))
+    host.settle()
+    assert longs[3].said == "waits"
+    assert [each.said for each in waiting] == ["placed"] + ["waits"] * (len(waiting) - 1)
+    host.close()
