@@ -79,18 +79,22 @@ def test_state_follows_the_engine_under_load(fleet: Fleet, name: str) -> None:
         fleet.lora: (6, 6, 1_900),
     }[server]
     here = server.load()
-    # Held, so that none of them ends before all are there, and whoever is asked first and last sees the same.
-    with Load(server.url) as load, server.stopped() as engine:
-        for number in range(sequences):
-            load.start("long", completion(token_prompt(64, number), max_tokens=tokens, stream=False))
-        wait_until(lambda: server.load() - here >= sequences, what="all have come")
-        # A probe may wait with them.
-        engine.run_until(
-            lambda: figures_now(server)[0] == running and figures_now(server)[1] >= sequences - running,
-            what="as many run as can",
-        )
-        wait_until(lambda: figures_now(server) == reported(fleet, server), what="the report is the engine's state")
-        said = reported(fleet, server)
+    with Load(server.url) as load:
+        # Held, so that none of them ends before all are there.
+        with server.stopped() as engine:
+            for number in range(sequences):
+                body = completion(token_prompt(64, number), max_tokens=tokens, stream=False)
+                load.start("long", body)
+            wait_until(lambda: server.load() - here >= sequences, what="all have come")
+            # A probe may wait with them.
+            engine.run_until(
+                lambda: figures_now(server)[0] == running and figures_now(server)[1] >= sequences - running,
+                what="as many run as can",
+            )
+        # Whoever is asked first and last sees the same; a scrape from outside wants a word of the engine, too.
+        with server.paused():
+            wait_until(lambda: figures_now(server) == reported(fleet, server), what="the report is the engine's state")
+            said = reported(fleet, server)
         assert said[0] == running
         assert said[1] >= sequences - running
         assert said[2] > 0

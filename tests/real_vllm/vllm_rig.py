@@ -206,6 +206,15 @@ class VllmServer:
         return load
 
     @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the engine between two steps, with all that it has; it answers, as /is_paused asks it."""
+        self.client.post("/pause", params={"mode": "keep"}).raise_for_status()
+        try:
+            yield
+        finally:
+            self.client.post("/resume").raise_for_status()
+
+    @contextlib.contextmanager
     def stopped(self) -> Iterator["Stopped"]:
         """Hold the engine's process where it is; its HTTP server goes on taking requests, and the plugin reporting."""
         stopped = Stopped(self.engine_pid())
