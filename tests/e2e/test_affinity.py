@@ -90,9 +90,14 @@ def test_the_beginning_of_a_prompt_leads_back(stack: Stack) -> None:
         messages = [{"role": "system", "content": document}, {"role": "user", "content": question}]
         return went(ask(stack, agent="reader", messages=messages))
 
-    # Both processes learn for themselves.
-    seen = [read(f"question {number}") for number in range(8)]
-    time.sleep(TOLD_S)
+    seen: list[tuple[str, str | None]] = []
+
+    def both_have_read() -> bool:
+        seen.append(read(f"question {len(seen)}"))
+        return all(stack.service_metrics(name).value("recursant_prefix_blocks") > 0 for name in stack.extproc_names)
+
+    # Both processes learn for themselves, and Envoy draws which one it asks.
+    wait_until(both_have_read, what="both processes have read the document")
     again = [read(f"another {number}") for number in range(8)]
     assert [said for _, said in again] == ["kept"] * 8
     assert {worker for worker, _ in again} <= {worker for worker, _ in seen}
