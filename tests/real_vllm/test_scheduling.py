@@ -1,5 +1,7 @@
 """Priority and KV pressure: what the gateway asks for, vLLM really does."""
 
+from collections.abc import Sequence
+
 import pytest
 from both import Ends, Engine
 from fleet_rig import PRIORITY_SEQS, Fleet
@@ -11,6 +13,8 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 PROMPT_TOKENS = 600
 OUTPUT_TOKENS = 300
 REQUESTS = 6
+# Looks may come late on a busy machine, and show too little.
+ATTEMPTS = 5
 # Before any priority that the gateway gives.
 FIRST = -100
 
@@ -20,6 +24,19 @@ def longest(number: int, model: str) -> dict[str, object]:
 
 
 def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
+    for _ in range(ATTEMPTS):
+        seen = urgent_after_reports(fleet)
+        # Those that came last are served first: while one of them is left, no report has ended.
+        assert all(not reports or urgent == 4 for reports, urgent in seen), seen
+        if set(seen) - {(0, 0), (4, 4)}:
+            return
+        # Whoever looks may stand still for two seconds, while the engine does not.
+        fleet.wait_rested()
+    pytest.fail("too little was seen")
+
+
+def urgent_after_reports(fleet: Fleet) -> Sequence[tuple[int, ...]]:
+    """Send four reports, then four urgent requests, to a full engine. Gives how many had ended at each look."""
     server = fleet.priority
     ends = Ends(Engine("vllm", server.url), 50, 100, 200)
     here = server.load()
@@ -43,9 +60,7 @@ def test_urgent_requests_overtake_within_vllm(fleet: Fleet) -> None:
         seen = ends.watch(server.stopped, 8)
         calls = load.wait()
     assert {(call.status, call.error, call.worker) for call in calls} == {(200, "", server.name)}
-    # Those that came last are served first: while one of them is left, no report has ended.
-    assert all(not reports or urgent == 4 for reports, urgent in seen), seen
-    assert set(seen) - {(0, 0), (4, 4)}, f"too little was seen: {seen}"
+    return seen
 
 
 def burst(fleet: Fleet, url: str, model: str, agent: str, waves: int = 1) -> tuple[list[Call], float]:
