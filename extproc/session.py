@@ -18,7 +18,7 @@ from extproc.decisions import DecisionLog, Note
 from extproc.desk import Desk, Ticket
 from extproc.gateway import Gateway
 from extproc.stream import SessionFactory, StreamError
-from extproc.witness import Witness
+from extproc.witness import EVENT_STREAM, Witness
 from recursant import names
 from recursant.fleet.prompts import Prompt
 from recursant.problems import ApiProblem, unavailable
@@ -93,7 +93,7 @@ class RequestSession:
         # The row of the worker that the request counts at.
         self._row: int | None = None
         self._worker = ""
-        # Under way until the answer begins.
+        # Under way until the answer begins; that of a stream until its time is over.
         self._prompt: Prompt | None = None
         self._outcome = "cancelled"
         self._log = log
@@ -244,9 +244,11 @@ class RequestSession:
         if self._state is not _State.SENT or arrival is None or decision is None or witness is None:
             return messages.go_on(request)
         self._state = _State.ANSWERED
-        self._prompt_read()
-        self._move_to(messages.upstream_address(request))
         headers = messages.headers_of(request.response_headers)
+        if not headers.get("content-type", b"").startswith(EVENT_STREAM):
+            # The head of a stream goes out before its prompt is read.
+            self._prompt_read()
+        self._move_to(messages.upstream_address(request))
         status = headers.get(":status", b"")
         self._outcome = _outcome(status)
         if self._note is not None:

@@ -11,7 +11,7 @@ from extproc.gateway import Gateway
 from recursant.fleet.engine_errors import MAX_BODY_BYTES, classify
 from recursant.fleet.evidence import Evidence
 
-_EVENT_STREAM: Final = b"text/event-stream"
+EVENT_STREAM: Final = b"text/event-stream"
 
 # Bad Gateway, said by Envoy itself.
 _BROKEN_ANSWER: Final = 502
@@ -78,7 +78,7 @@ class Witness:
                 return True
             self.body(b"")
         elif 200 <= status < 300:
-            self._streams = headers.get("content-type", b"").startswith(_EVENT_STREAM)
+            self._streams = headers.get("content-type", b"").startswith(EVENT_STREAM)
             if not self._streams:
                 self._report(row, Evidence.ANSWERED)
         return False

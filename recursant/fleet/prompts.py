@@ -1,8 +1,9 @@
-"""Prompts that workers have still to read: sent, and the answer has not begun.
+"""Prompts that workers have still to read: sent, and the answer has not begun, as far as that shows.
 
 What a worker reports is a beat old, counts a token of a long prompt like one of a short one, and, where the engine is
 scraped from outside, tells nothing of a prompt that is read piece by piece: it looks idle though 100,000 tokens are
-ahead of whoever comes next. The gateway knows better. It sent the prompt, and it sees the answer begin.
+ahead of whoever comes next. The gateway knows better. It sent the prompt, and it sees the answer begin, unless that is
+a stream: vLLM sends the head of one before it has read anything. Then the prompt counts until its time is over.
 """
 
 import heapq
@@ -14,8 +15,8 @@ from recursant.fleet.table import FleetTable
 # Attention compares each token with all before it: of a prompt of so many tokens that takes as long as all the rest.
 # About 4 x layers x width / (2 x parameters) a pair, half of all pairs: 1/60,000 for an 8B model, 1/100,000 for 70B.
 ATTENTION_DOUBLES_AT: Final = 65_536
-# An answer that is not streamed begins as it ends. So a prompt counts no longer than a slow device needs for it: this
-# many tokens a second, and at least so long. Seconds.
+# An answer that is not streamed begins as it ends, and where one that is begins does not show. So a prompt counts no
+# longer than a slow device needs for it: this many tokens a second, and at least so long. Seconds.
 SLOWEST_PREFILL_TOKENS_S: Final = 5_000
 LEAST_S: Final = 0.5
 _LEAST_WORK: Final = SLOWEST_PREFILL_TOKENS_S * LEAST_S

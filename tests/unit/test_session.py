@@ -13,6 +13,7 @@ from extproc.session import RequestSession
 from extproc.stream import StreamError
 from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
+from recursant.fleet.facts import Fact
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import Model, WorkerStatus
 
@@ -349,6 +350,18 @@ def test_after_a_retry_the_count_moves_to_the_host_that_served() -> None:
     bench.session.close()
     assert bench.in_flight() == 0
     assert bench.recorded.finished == [("chat-web", "w2", "ok")]
+
+
+@pytest.mark.parametrize(("content_type", "read"), [("application/json", True), ("text/event-stream", False)])
+def test_the_head_of_a_stream_does_not_tell_that_its_prompt_is_read(content_type: str, read: bool) -> None:
+    bench = Bench(record("w1"))
+    bench.request(x_agent_id="chat-web")
+    before = bench.table.facts_of_one(0)[Fact.UNREAD_WORK]
+    assert before > 0
+    bench.response(upstream="10.0.0.1:8000", content_type=content_type)
+    assert bench.table.facts_of_one(0)[Fact.UNREAD_WORK] == (0 if read else before)
+    bench.session.close()
+    assert bench.table.facts_of_one(0)[Fact.UNREAD_WORK] == 0
 
 
 def test_an_answer_of_envoys_own_names_no_worker() -> None:

@@ -190,7 +190,9 @@ class RecursantRouter:
     def answered(self, request: Request, failure: str | None) -> None:
         """See Router."""
         under = self._under[request.number]
-        self._prompt_read(under)
+        if failure is not None:
+            # All answers here are streams, whose heads tell nothing of their prompts.
+            self._prompt_read(under)
         self._move(under)
         if under.witness is None:
             return
