@@ -33,6 +33,7 @@ from recursant.routing.filters import (
     WAIT_SHARE_OF_SLA,
     Mask,
     expected_wait_ms,
+    lane_binds,
     unread_tokens,
 )
 from recursant.routing.need import Express, Need
@@ -257,8 +258,8 @@ def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Fact
     return load, trial if need.count_as is None else np.fmin(trial, facts[Fact.PLACES_LOW + need.count_as])
 
 
-def _express(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, Facts] | None:
-    if not EXPRESS.asks(need):
+def _express(facts: Facts, lengths: Facts, load: Facts, need: Need) -> tuple[Facts, Facts] | None:
+    if not EXPRESS.asks(need) or not lane_binds(facts, lengths, load, need):
         return None
     long = need.prompt_tokens > facts[Fact.STEP_TOKENS]
     return unread_tokens(facts, np.fmax), np.where(long, facts[Fact.LONG_PROMPT_LIMIT], math.nan)

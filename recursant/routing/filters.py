@@ -79,14 +79,21 @@ def unread_tokens(facts: Any, larger: Callable[[Any, Any], Any]) -> Any:
     return larger(facts[Fact.WAITING_TOKENS] + facts[Fact.PROMPT_TOKENS_SENT], facts[Fact.UNREAD_WORK])
 
 
+def lane_binds(facts: Facts, lengths: Facts, load: Facts, need: Need) -> bool:
+    """Does the express lane leave anybody for this request?
+
+    Where whoever could ever take it is apart, it would wait for nothing but the clock: for it there is no lane.
+    """
+    never = (need.prompt_tokens > facts[Fact.STEP_TOKENS]) & (facts[Fact.LONG_PROMPT_LIMIT] <= 0)
+    for unfit in (_vram, _bandwidth, _context):
+        never = never | unfit(facts, lengths, load, need)
+    return bool(np.count_nonzero(never) < never.size)
+
+
 def _express(facts: Facts, lengths: Facts, load: Facts, need: Need) -> Mask:
     long = need.prompt_tokens > facts[Fact.STEP_TOKENS]
     found: Mask = long & (unread_tokens(facts, np.fmax) >= facts[Fact.LONG_PROMPT_LIMIT])
-    # Where whoever could ever take it is apart, it would wait for nothing but the clock: for it there is no lane.
-    never = long & (facts[Fact.LONG_PROMPT_LIMIT] <= 0)
-    for unfit in (_vram, _bandwidth, _context):
-        never = never | unfit(facts, lengths, load, need)
-    return np.zeros_like(found) if np.count_nonzero(never) == never.size else found
+    return found if lane_binds(facts, lengths, load, need) else np.zeros_like(found)
 
 
 def _express_of_one(facts: Sequence[float], _length: float, _load: float, need: Need) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from fleet_kit import PHI, QWEN, record, table_of
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recursant.agents.priority import PriorityClass
@@ -191,6 +191,11 @@ def test_explanation_and_pick_agree(
         assert len(winners) == min(candidates, len(same))
 
 
+@example(
+    [record("w0")],
+    Need(prompt_tokens=5_000, expected_tokens=1, express=Express.KEEPS_OFF),
+    {0: (0.0, 0.0, 64.0)},
+)
 @given(st.lists(workers, max_size=20), needs, express)
 def test_the_numbers_shown_are_those_that_the_filters_compared(
     fleet: list[WorkerRecord], need: Need, standings: dict[int, tuple[float, float, float]]
