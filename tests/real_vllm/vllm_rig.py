@@ -109,6 +109,8 @@ class VllmServer:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", launch.__file__, str(os.getpid())),
+                    # Whoever watches an engine comes before it where cores are short.
+                    *("nice", "-n", "10"),
                     *(str(HOME / "bin/vllm"), *self._arguments),
                 ],
                 stdin=subprocess.DEVNULL,
