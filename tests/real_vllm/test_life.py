@@ -14,6 +14,8 @@ from vllm_rig import ADAPTER_DIR, MODEL, VllmServer, completion, say, wait_until
 # A worker that was taken out for errors comes back by itself.
 BACK_S = 150.0
 ADAPTER = "qwen-adapter"
+# On a machine that stands still an answer may be whole before its engine is killed.
+ATTEMPTS = 3
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,8 @@ def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new(fleet: Fleet, sp
     fleet.stack.wait_worker("spare")
 
 
-def test_a_killed_engine_costs_only_what_it_had(fleet: Fleet, spare: VllmServer) -> None:
+def killed_within_a_stream(fleet: Fleet, spare: VllmServer) -> bool:
+    """Kill the engine while a client has part of an answer. False where the answer was whole before."""
     with Load(fleet.stack.endpoints.gateway) as load:
         pid = spare.engine_pid()
         # Held, so that it has not ended before.
@@ -90,9 +93,22 @@ def test_a_killed_engine_costs_only_what_it_had(fleet: Fleet, spare: VllmServer)
             call = load.start("cut", {**completion(max_tokens=1_900), "model": spare.model}, {"x-agent-id": "any"})
             engine.run_until(lambda: call.first > 0, what="the stream has begun")
             os.kill(pid, signal.SIGKILL)
-        # A client that has part of an answer hears that it is over.
         load.wait()
-        assert call.error
+    # A client that has part of an answer hears that it is over.
+    assert bool(call.error) is (call.tokens < 1_900), call
+    return bool(call.error)
+
+
+def test_a_killed_engine_costs_only_what_it_had(fleet: Fleet, spare: VllmServer) -> None:
+    for _ in range(ATTEMPTS):
+        if killed_within_a_stream(fleet, spare):
+            break
+        # Whoever looks may stand still for two seconds, while the engine does not.
+        spare.kill()
+        spare.start().wait_ready()
+        fleet.stack.wait_worker("spare", timeout=BACK_S)
+    else:
+        pytest.fail("each answer was whole before its engine was killed")
     # Until the fleet has noticed, requests may still go there. Clients do not see it: another worker takes them.
     served = seen_meanwhile(fleet, MODEL)
     assert {status for status, _ in served} <= {200}, served
