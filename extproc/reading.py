@@ -57,6 +57,7 @@ class RequestReader:
         self._policies: Sequence[AgentPolicy] = policies
         self._agents = AgentResolver(policies, max_meta_bytes=self.config.limits.agent_meta_bytes)
         self._exclusive = {policy.agent_id: frozenset(policy.workers) for policy in policies}
+        self._has_lane = express_rules(self.config) is not None
 
     def arrival(self, headers: Mapping[str, bytes], *, has_body: bool) -> Arrival | ApiProblem:
         """Read a request's headers, or say what is wrong with them."""
@@ -165,7 +166,7 @@ class RequestReader:
 
     def _express_of(self, policy: AgentPolicy | None, priority_class: PriorityClass) -> int:
         """What a request has to do with the express lane; by its own class, as waiting makes no prompt shorter."""
-        if express_rules(self.config) is None:
+        if not self._has_lane:
             return Express.NONE
         if priority_class >= PriorityClass.HIGH:
             return Express.URGENT

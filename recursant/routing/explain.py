@@ -1,16 +1,15 @@
 """Why a request goes where it goes (SPEC C5). Pure, and off the hot path: the pick itself knows nothing of it.
 
 Masks, scores and the pick come from the functions that decide, never from a second implementation. Only the two
-numbers that a filter compares are read out here, as each filter gives nothing but its mask; a property test holds
-numbers and masks together.
+numbers that a filter compares are read out for it (recursant.routing.compared), as each filter gives nothing but its
+mask.
 """
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,33 +19,16 @@ from recursant.fleet.candidates import CandidateSet
 from recursant.fleet.facts import Fact, Facts
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
+from recursant.routing.compared import COMPARED, Bound
 from recursant.routing.filters import (
-    BANDWIDTH,
-    CONTEXT,
-    EXPRESS,
     HARD_FILTERS,
-    MEMORY,
-    SLOTS,
     SOFT_FILTER,
-    VRAM,
-    WAIT,
-    WAIT_SHARE_OF_SLA,
     Mask,
     expected_wait_ms,
-    lane_binds,
-    unread_tokens,
 )
 from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, pick
 from recursant.routing.scorers import load_of, queue_term, score, speed_term
-
-
-class Bound(StrEnum):
-    """How a worker's number must stand to the request's."""
-
-    AT_LEAST = ">="
-    BELOW = "<"
-    AT_MOST = "<="
 
 
 class Unusable(StrEnum):
@@ -230,58 +212,6 @@ def summarise(
     )
 
 
-# --- the numbers that each filter compares ---
-
-# None where the request asks for nothing of the kind.
-_Figures = Callable[[Facts, Facts, Facts, Need], tuple[Facts, Facts | float] | None]
-
-
-def _vram(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float] | None:
-    return (facts[Fact.FREE_VRAM_MB], need.min_vram_mb) if need.min_vram_mb else None
-
-
-def _bandwidth(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float] | None:
-    return (facts[Fact.BANDWIDTH_HEADROOM_MB_S], need.min_bandwidth_mb_s) if need.min_bandwidth_mb_s else None
-
-
-def _context(_facts: Facts, lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float] | None:
-    return (lengths, need.context_tokens) if need.context_tokens else None
-
-
-def _memory(facts: Facts, _lengths: Facts, _load: Facts, need: Need) -> tuple[Facts, float]:
-    room = facts[Fact.KV_ROOM_TOKENS]
-    return (room - facts[Fact.KV_KEPT_FREE] if need.express == Express.KEEPS_OFF else room), need.kv_tokens
-
-
-def _slots(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, Facts]:
-    trial = facts[Fact.TRIAL_PLACES]
-    return load, trial if need.count_as is None else np.fmin(trial, facts[Fact.PLACES_LOW + need.count_as])
-
-
-def _express(facts: Facts, lengths: Facts, load: Facts, need: Need) -> tuple[Facts, Facts] | None:
-    if not EXPRESS.asks(need) or not lane_binds(facts, lengths, load, need):
-        return None
-    long = need.prompt_tokens > facts[Fact.STEP_TOKENS]
-    return unread_tokens(facts, np.fmax), np.where(long, facts[Fact.LONG_PROMPT_LIMIT], math.nan)
-
-
-def _wait(facts: Facts, _lengths: Facts, load: Facts, need: Need) -> tuple[Facts, float] | None:
-    if need.latency_sla_ms is None:
-        return None
-    return expected_wait_ms(facts, load, need.expected_tokens), WAIT_SHARE_OF_SLA * need.latency_sla_ms
-
-
-_COMPARED: Final[Mapping[str, tuple[Bound, _Figures]]] = {
-    VRAM.name: (Bound.AT_LEAST, _vram),
-    BANDWIDTH.name: (Bound.AT_LEAST, _bandwidth),
-    CONTEXT.name: (Bound.AT_LEAST, _context),
-    MEMORY.name: (Bound.AT_LEAST, _memory),
-    SLOTS.name: (Bound.BELOW, _slots),
-    EXPRESS.name: (Bound.BELOW, _express),
-    WAIT.name: (Bound.AT_MOST, _wait),
-}
-
-
 # --- inside ---
 
 
@@ -312,7 +242,7 @@ class _Evaluation:
                     name,
                     bool(mask[at]),
                     _known(self.figures[name][0][at]),
-                    _COMPARED[name][0],
+                    COMPARED[name][0],
                     _known(self.figures[name][1][at]),
                 )
                 for name, mask in self.masks.items()
@@ -351,7 +281,7 @@ def _evaluate(
     masks: dict[str, Mask] = {}
     figures: dict[str, tuple[Facts, Facts]] = {}
     for each in (*HARD_FILTERS, SOFT_FILTER):
-        compared = _COMPARED[each.name][1](facts, lengths, load, need)
+        compared = COMPARED[each.name][1](facts, lengths, load, need)
         mask = each.keep(facts, lengths, load, need)
         if compared is None and mask is None:
             continue

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from desk_kit import Client
 from fleet_kit import PHI, QWEN, Recorded, record, table_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,17 +39,6 @@ AGENTS: list[dict[str, Any]] = [
     {"agent_id": "hurry", "model_family": "qwen", "timeout_ms": 1_000},
     {"agent_id": "whisper", "model_family": "whisper", "fallback_strategy": "queue_and_retry", "retry_max": 9},
 ]
-
-
-class Client:
-    """Somebody at the desk."""
-
-    def __init__(self) -> None:
-        self.outcome: Decision | ApiProblem | None = None
-
-    def resume(self, outcome: Decision | ApiProblem) -> None:
-        assert self.outcome is None, "answered twice"
-        self.outcome = outcome
 
 
 class Office:

@@ -13,7 +13,8 @@ from recursant.agents.priority import PriorityClass
 from recursant.config.model import ScoreWeights
 from recursant.fleet.table import FleetTable
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
-from recursant.routing.explain import Bound, Check, Considered, Counted, Explanation, Unusable, explain, summarise
+from recursant.routing.compared import Bound
+from recursant.routing.explain import Check, Considered, Counted, Explanation, Unusable, explain, summarise
 from recursant.routing.filters import HARD_FILTERS
 from recursant.routing.need import Express, Need
 from recursant.routing.picker import Pick, Refusal, pick

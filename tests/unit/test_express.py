@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from desk_kit import Client
 from fleet_kit import PHI, Recorded, record, table_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,15 +204,6 @@ AGENTS: list[dict[str, Any]] = [
 # Bytes of a body; four a token before anything is learnt.
 LONG_BODY = 4 * LONG
 SHORT_BODY = 400
-
-
-class Client:
-    def __init__(self) -> None:
-        self.outcome: Decision | ApiProblem | None = None
-
-    def resume(self, outcome: Decision | ApiProblem) -> None:
-        assert self.outcome is None, "answered twice"
-        self.outcome = outcome
 
 
 class Office:
