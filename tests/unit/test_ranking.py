@@ -250,3 +250,30 @@ def test_nobody_left_is_told_with_the_name_of_the_filter() -> None:
     ranked = RankedPicker(table, random.Random(1))
     assert ranked.pick(Need(family="qwen", min_vram_mb=200), WEIGHTS, 3) is Refusal.VRAM
     assert ranked.pick(Need(family="phi"), WEIGHTS, 3) is Refusal.NO_WORKER
+
+
+def test_the_speeds_of_all_are_held_against_the_best_that_is_left() -> None:
+    # By SPEC C2, 0.6 x rate / best rate + 0.4 x room. While the best offers 1,000/s: 0.46 for slow (100/s, room 1)
+    # and 0.37 for busy (200/s, room 5/8). When it is taken, and 200/s is the best: 0.70 and 0.85.
+    table = table_of(
+        record("best", peak_token_rate=1_000.0, max_queue=256),
+        record("slow", peak_token_rate=100.0, max_queue=256),
+        record("busy", peak_token_rate=800.0, max_queue=8, running_requests=3),
+    )
+    ranked = RankedPicker(table, random.Random(1))
+
+    def order() -> list[str]:
+        found = ranked.pick(Need(family="qwen"), WEIGHTS, 3)
+        assert isinstance(found, Pick)
+        return [table.worker_id(row) for row in found.rows]
+
+    assert order() == ["best", "slow", "busy"]
+    row = table.row_of_worker("best")
+    assert row is not None
+    for _ in range(20):
+        table.acquire(row)
+    # 1,000 / 21 tokens/s and 236/256 of the room: 0.51.
+    assert order() == ["busy", "slow", "best"]
+    for _ in range(20):
+        table.release(row)
+    assert order() == ["best", "slow", "busy"]
