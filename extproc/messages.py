@@ -41,7 +41,8 @@ def parse(message: bytes) -> ProcessingRequest:
 
 def headers_of(message: HttpHeaders) -> dict[str, bytes]:
     """The headers by lower-case name; of repeated ones the last. Envoy fills `raw_value`, other proxies `value`."""
-    return {header.key: header.raw_value or header.value.encode() for header in message.headers.headers}
+    # A slice is a list. The container itself is read by index until an IndexError ends it, which costs its message.
+    return {header.key: header.raw_value or header.value.encode() for header in message.headers.headers[:]}
 
 
 def upstream_address(request: ProcessingRequest) -> str | None:
@@ -72,7 +73,8 @@ def failed_attempt(request: ProcessingRequest, message: bytes) -> tuple[str, byt
         request: the message.
         message: the same in bytes. Hardly any names this, and finding that out there is ten times as fast.
     """
-    if _FAILED not in message:
+    # `in` would ask whether it is a number first, by an error.
+    if message.find(_FAILED) < 0:
         return None
     namespaces = request.metadata_context.filter_metadata
     if names.METADATA_NAMESPACE not in namespaces:
