@@ -27,6 +27,9 @@ DIRECT = "direct"
 HEADERS_AGENT = "chat"
 BODY_AGENT = "reader"
 
+# Clients: one that waits for each answer, a few, and as many as keep the machine busy.
+FEW = (1, 4, 32)
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -36,7 +39,7 @@ class Mode:
         prompt_bytes: of the prompt in its body.
         agent: who sends it.
         stream: the answer comes in several chunks, the latency is that of the first.
-        connections: for one sample each: alone, and enough to keep the machine busy.
+        connections: for one sample each: alone, perhaps a few, and last enough to keep the machine busy.
         requests: of a sample, for each of `connections`.
         workers: sizes of the fleet.
     """
@@ -64,8 +67,8 @@ class Mode:
 
 
 MODES = (
-    Mode("headers", 200, HEADERS_AGENT, workers=WORKERS),
-    Mode("body-1k", 1_024, BODY_AGENT, workers=WORKERS),
+    Mode("headers", 200, HEADERS_AGENT, connections=FEW, requests=(400, 800, 1_600), workers=WORKERS),
+    Mode("body-1k", 1_024, BODY_AGENT, connections=FEW, requests=(400, 800, 1_600), workers=WORKERS),
     Mode("body-32k", 32 * 1_024, BODY_AGENT, requests=(200, 640)),
     Mode("body-1m", 2**20, BODY_AGENT, connections=(1, 8), requests=(24, 64)),
     Mode("stream", 200, HEADERS_AGENT, requests=(150, 960), stream=True),

@@ -34,10 +34,14 @@ def markdown(rows: list[Row], shown: Iterable[Row]) -> str:
 
 
 def document(rows: list[Row]) -> str:
-    """Both tables of docs/performance.md: one client, and saturated."""
-    alone = markdown(rows, (row for row in rows if row.connections == 1))
-    saturated = markdown(rows, (row for row in rows if row.connections != 1))
-    return f"## One client\n\n{alone}\n## Saturated\n\n{saturated}"
+    """The tables of docs/performance.md: one client, a few, and saturated."""
+    most: dict[str, int] = {}
+    for row in rows:
+        most[row.mode] = max(row.connections, most.get(row.mode, 0))
+    saturated = [row for row in rows if 1 < row.connections == most[row.mode]]
+    few = [row for row in rows if 1 < row.connections < most[row.mode]]
+    tables = {"One client": [row for row in rows if row.connections == 1], "A few clients": few, "Saturated": saturated}
+    return "\n".join(f"## {title}\n\n{markdown(rows, shown)}" for title, shown in tables.items() if shown)
 
 
 def show(rows: list[Row], beats: list[Beats]) -> None:

@@ -76,10 +76,18 @@ def test_ratios_are_within_a_mode_and_a_number_of_clients() -> None:
 
 
 def test_the_table_of_the_docs() -> None:
-    rows = [row(LEAN, 100.0), row(NOOP, 400.0), row(LEAN, 50.0, connections=32)]
+    rows = [row(LEAN, 100.0), row(NOOP, 400.0), *(row(LEAN, 50.0, connections=clients) for clients in (4, 32))]
+    rows += [row(LEAN, 100.0, mode="body-1m", connections=clients) for clients in (1, 8)]
     lines = markdown(rows, rows[:1]).splitlines()
     assert [each.strip() for each in lines[0].strip("|").split("|")] == list(COLUMNS)
     assert lines[2] == "| headers | 100 | 1 | lean | 100 | 0.25 |  | 200 | 0.50 | 1.25 |  | +0.25 | 1000 |"
-    alone, saturated = document(rows).split("## Saturated")
-    assert alone.count("| lean |") == 1
-    assert saturated.count("| lean |") == 1
+    alone, rest = document(rows).split("## A few clients")
+    few, saturated = rest.split("## Saturated")
+
+    def clients_in(text: str) -> list[tuple[str, str]]:
+        rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if "| lean |" in line]
+        return [(cells[1], cells[3]) for cells in rows]
+
+    assert clients_in(alone) == [("headers", "1"), ("body-1m", "1")]
+    assert clients_in(few) == [("headers", "4")]
+    assert clients_in(saturated) == [("headers", "32"), ("body-1m", "8")]
