@@ -52,12 +52,13 @@ class Gateway(RequestReader):
         clock: Callable[[], float],
         rng: random.Random,
         ready: Callable[[], bool] = lambda: True,
+        settled: Callable[[], bool] = lambda: True,
         evidence: EvidenceSink = ignore_evidence,
         calibration: Calibration | None = None,
         counts: bool = True,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(config, table, clock, calibration or Calibration())
+        super().__init__(config, table, clock, calibration or Calibration(), settled)
         self.recorder = recorder
         self.evidence = evidence
         self.affinity = Affinity(config.routing.affinity)

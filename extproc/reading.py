@@ -10,6 +10,7 @@ from typing import Final
 from extproc.body import BodyFacts, is_json
 from extproc.decision import Arrival, Demand
 from extproc.ids import Ids
+from extproc.stream import Unready
 from recursant import names
 from recursant.admission.calibration import Calibration
 from recursant.admission.classes import class_by_rules
@@ -42,13 +43,24 @@ class RequestReader:
         table: the fleet.
         clock: monotonic seconds.
         calibration: what is known of the length of prompts and answers.
+        settled: whoever is in the fleet was heard.
     """
 
-    def __init__(self, config: Config, table: FleetTable, clock: Callable[[], float], calibration: Calibration) -> None:
+    def __init__(
+        self,
+        config: Config,
+        table: FleetTable,
+        clock: Callable[[], float],
+        calibration: Calibration,
+        settled: Callable[[], bool],
+    ) -> None:
         self.config = config
         self.table = table
         self.clock = clock
         self.calibration = calibration
+        self._settled = settled
+        # `settled` said so once, so it need not be asked again.
+        self._all_heard = False
         self._ids = Ids()
         self.set_policies(config.agents)
 
@@ -118,10 +130,15 @@ class RequestReader:
         Args:
             arrival: from `arrival`.
             body: None where it was not looked at.
+
+        Raises:
+            Unready: nobody who was heard of could serve it, and not everybody was heard yet.
         """
         agent = arrival.agent
         policy = agent.policy
         model = "" if body is None else body.model or ""
+        if not self._all_heard:
+            self._check_heard(agent, model)
         if model:
             problem = self._check_model(agent, model)
             if problem is not None:
@@ -197,6 +214,26 @@ class RequestReader:
         """Arrival to first response byte: the policy's own time, within the global bound."""
         bound = self.config.routing.timeout_ms
         return bound if policy is None or policy.timeout_ms is None else min(bound, policy.timeout_ms)
+
+    def _check_heard(self, agent: AgentRequest, model: str) -> None:
+        """Judge no request by a fleet that is only beginning to be known. Envoy knows it from before.
+
+        Raises:
+            Unready: nobody who was heard of could serve this one.
+        """
+        self._all_heard = self._settled()
+        if self._all_heard:
+            return
+        table, policy = self.table, agent.policy
+        model = model or (policy is not None and policy.model) or ""
+        if model:
+            heard = table.knows_model(model)
+        elif agent.model_family:
+            heard = table.knows_family(agent.model_family)
+        else:
+            heard = any(True for _ in table.records())
+        if not heard:
+            raise Unready("not everybody of the fleet was heard yet")
 
     def _check_model(self, agent: AgentRequest, model: str) -> ApiProblem | None:
         if not self.table.knows_model(model):

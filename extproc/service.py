@@ -87,6 +87,7 @@ async def serve(config: Config, stop: asyncio.Event, *, transport: str = "lean",
         clock=time.monotonic,
         rng=random.Random(),
         ready=lambda: directory.loaded,
+        settled=lambda: directory.settled(time.monotonic()),
         evidence=directory.ward.witness,
     )
 

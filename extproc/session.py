@@ -17,7 +17,7 @@ from extproc.decision import Arrival, Decision, Demand
 from extproc.decisions import DecisionLog, Note
 from extproc.desk import Desk, Ticket
 from extproc.gateway import Gateway
-from extproc.stream import SessionFactory, StreamError
+from extproc.stream import SessionFactory, StreamError, Unready
 from extproc.witness import EVENT_STREAM, Witness
 from recursant import names
 from recursant.fleet.prompts import Prompt
@@ -178,7 +178,11 @@ class RequestSession:
 
     def _decide(self, arrival: Arrival, body: BodyFacts | None, phase: messages.Phase, began: float) -> bytes:
         self._phase = phase
-        demand = self._gateway.demand(arrival, body)
+        try:
+            demand = self._gateway.demand(arrival, body)
+        except Unready:
+            self._outcome = "unready"
+            raise
         if isinstance(demand, ApiProblem):
             return self._refuse(demand)
         self._demand = demand

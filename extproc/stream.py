@@ -12,6 +12,10 @@ class StreamError(Exception):
     """The peer broke the ext_proc protocol. The transport ends the stream with INVALID_ARGUMENT."""
 
 
+class Unready(Exception):  # noqa: N818 - a state, no mistake
+    """We cannot decide anything yet. The transport ends the stream with UNAVAILABLE: Envoy goes on without us."""
+
+
 class Session(Protocol):
     """One ext_proc stream, which is one HTTP request's life (DESIGN §4.3)."""
 
@@ -23,6 +27,7 @@ class Session(Protocol):
 
         Raises:
             StreamError: the message cannot be parsed, or has no place in the protocol now.
+            Unready: the request is to go on without us.
         """
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from extproc.grpc import status
-from extproc.stream import Session, StreamError
+from extproc.stream import Session, StreamError, Unready
 
 PROCESS_METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
@@ -59,9 +59,12 @@ class Transport(Protocol):
 def session_failure(error: Exception, stats: TransportStats) -> tuple[int, str]:
     """The gRPC status and message that end a stream whose session raised `error`; counts it.
 
-    A `StreamError` is the peer's fault. Anything else is ours: it goes to the log with its traceback, and the peer
-    learns nothing of it.
+    A `StreamError` is the peer's fault, `Unready` nobody's. Anything else is ours: it goes to the log with its
+    traceback, and the peer learns nothing of it.
     """
+    if isinstance(error, Unready):
+        stats.errors["unready"] += 1
+        return status.UNAVAILABLE, str(error)
     if isinstance(error, StreamError):
         stats.errors["stream_error"] += 1
         return status.INVALID_ARGUMENT, str(error)

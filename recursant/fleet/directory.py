@@ -70,6 +70,10 @@ class FleetDirectory:
         """The fleet is known: from Redis, or as far as it can be without, because Redis was found away."""
         return self._loaded and self.ward.loaded
 
+    def settled(self, now: float) -> bool:
+        """Was everybody heard who is in the fleet? Not at once after a start: Redis may be away, or have lost all."""
+        return self._store is None or self._registry.settled(now)
+
     @property
     def redis_up(self) -> bool:
         """Redis answers now."""

@@ -80,6 +80,7 @@ class Registry:
         self._loaded = False
         self._heard = -math.inf
         self._healed_at = -math.inf
+        self._settled_at = math.inf
         # Since when most workers are silent together, and whether all are.
         self._silence: tuple[float, bool] | None = None
         # Nobody's time is over before this.
@@ -102,6 +103,10 @@ class Registry:
     def last_heard(self) -> float:
         """When the link gave its last sign of life; minus infinity before the first."""
         return self._heard
+
+    def settled(self, now: float) -> bool:
+        """Has everybody had the time to report since the link came up first? Who is unknown then is not there."""
+        return now >= self._settled_at
 
     # --- what the link brings ---
 
@@ -180,6 +185,7 @@ class Registry:
         """The link is there, for the first time or again."""
         if self._link is Link.DOWN:
             self._heal(now)
+        self._settled_at = min(self._settled_at, now + self._grace)
         self._link = Link.UP
         self._heard = max(self._heard, now)
 

@@ -13,6 +13,7 @@ from harness import MakeStack, Stack, wait_until
 
 CHAT = "/v1/chat/completions"
 WHISPER = "openai/whisper-large-v3"
+QWEN = "Qwen/Qwen2.5-7B-Instruct"
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -167,6 +168,28 @@ async def test_redis_killed_and_restarted_empty_fails_nothing(make_stack: MakeSt
         await until(lambda: {found["status"] for found in stack.workers()} == {"ready"})
     assert seen.failed == []
     assert seen.broken == 0
+
+
+async def test_extproc_and_redis_killed_together_fail_nothing(make_stack: MakeStack) -> None:
+    """extproc comes back to a Redis that lost all: of whom it has not heard, Envoy still knows."""
+    config = "agents: [{agent_id: chat-web, model_family: qwen}]"
+    stack = make_stack(workers=1, config=config, args=["--worker-models", WHISPER])
+    workers = {f"slow-{number}" for number in range(3)}
+    for worker in workers:
+        # So seldom that extproc is there before their next report.
+        stack.start_sim("--worker-id", worker, "--model", QWEN, "--report-interval-ms", "1500")
+    await until(lambda: all(status_of(stack, worker) == "ready" for worker in workers))
+    async with load(stack) as seen:
+        await until(lambda: seen.ok >= 20)
+        for _ in range(2):
+            redis, extproc = stack.kill("redis"), stack.kill("extproc")
+            await asyncio.to_thread(stack.wait_restarted, "redis", redis)
+            await asyncio.to_thread(stack.wait_restarted, "extproc", extproc)
+            seen.served.clear()
+            await until(lambda: set(seen.served) == workers)
+    assert seen.failed == []
+    assert seen.broken == 0
+    assert stack.wait_until(lambda: stack.inflight() == 0) is True
 
 
 async def test_xds_killed_changes_nothing_for_requests(make_stack: MakeStack) -> None:

@@ -197,12 +197,14 @@ async def test_redis_absent_at_the_start(redis_server: RedisServer) -> None:
         workers.start("w1")
         await fleet.until(lambda: fleet.directory.loaded)
         assert not fleet.directory.redis_up
+        assert not fleet.directory.settled(time.monotonic() + 1e6)
         assert fleet.directory.snapshot_age_s(time.monotonic()) == math.inf
         # Nobody can be asked, so what is configured serves.
         assert fleet.status("static") is READY
         redis_server.start()
         await fleet.until(lambda: fleet.status("w1") is READY)
         assert fleet.directory.redis_up
+        assert fleet.directory.settled(time.monotonic() + 2.0)
         assert fleet.directory.snapshot_age_s(time.monotonic()) < PATIENCE_S
         assert fleet.status("static") is READY
         # Nobody scrapes it.
@@ -213,6 +215,7 @@ async def test_without_redis_there_are_the_configured_workers() -> None:
     async with following(None, workers=[{"host": "10.0.0.1", "id": "static"}]) as fleet:
         await fleet.until(lambda: fleet.directory.loaded)
         assert not fleet.directory.redis_up
+        assert fleet.directory.settled(time.monotonic())
         assert fleet.status("static") is READY
 
 

@@ -493,6 +493,22 @@ def test_a_configured_worker_waits_for_its_first_scrape() -> None:
     assert bench.registry.records["w1"].static
 
 
+def test_everybody_was_heard_a_grace_period_after_the_link_first_came() -> None:
+    bench = Bench(link=False)
+    bench.take(bench.registry.link_down(bench.now))
+    assert not bench.registry.settled(bench.now + 1e6)
+    bench.registry.link_up(bench.now)
+    bench.take(bench.registry.load([], bench.now))
+    grace = Config().liveness.grace_ms / 1_000
+    assert not bench.registry.settled(bench.now + grace - 0.01)
+    assert bench.registry.settled(bench.now + grace)
+    # What was heard once is known, whatever becomes of the link.
+    bench.now += 60
+    bench.take(bench.registry.link_down(bench.now))
+    bench.registry.link_up(bench.now)
+    assert bench.registry.settled(bench.now)
+
+
 def test_a_configured_worker_serves_while_redis_cannot_be_asked() -> None:
     bench = Bench(static_config(), link=False)
     assert changed_to(bench.take(bench.registry.link_down(bench.now)), "w1") == [READY]

@@ -10,7 +10,7 @@ from fleet_kit import PHI, QWEN, Recorded, record, table_of
 from extproc.desk import Desk, Ticket
 from extproc.gateway import Gateway
 from extproc.session import RequestSession
-from extproc.stream import StreamError
+from extproc.stream import StreamError, Unready
 from recursant.admission.queue import HoldQueue
 from recursant.config.model import Config
 from recursant.fleet.facts import Fact
@@ -27,9 +27,10 @@ AGENTS: list[dict[str, Any]] = [
 class Bench:
     """A gateway over a small fleet, and one session driven by hand."""
 
-    def __init__(self, *records: Any, config: dict[str, Any] | None = None) -> None:
+    def __init__(self, *records: Any, config: dict[str, Any] | None = None, settled: bool = True) -> None:
         self.table: FleetTable = table_of(*records)
         self.recorded = Recorded()
+        self.settled = settled
         ticks = count()
         self.gateway = Gateway(
             config=Config.model_validate({"agents": AGENTS} | (config or {})),
@@ -37,6 +38,7 @@ class Bench:
             recorder=self.recorded,
             clock=lambda: float(next(ticks)),
             rng=random.Random(7),
+            settled=lambda: self.settled,
         )
         self.woken = 0
         self.queue: HoldQueue[Ticket] = HoldQueue(8)
@@ -243,6 +245,30 @@ def test_a_bad_body_is_answered_before_any_worker(content: bytes, status: int, c
     bench.request()
     assert error(bench.body(content)) == (status, code)
     assert bench.in_flight() == 0
+
+
+@pytest.mark.parametrize("agent", ["batch-summary", "anything"])
+def test_before_the_fleet_is_known_a_request_goes_on_without_us(agent: str) -> None:
+    bench = Bench(settled=False)
+    with pytest.raises(Unready):
+        bench.request(body=False, x_agent_id=agent)
+    bench.session.close()
+    assert bench.recorded.finished == [(agent, "", "unready")]
+
+
+def test_a_model_that_nobody_has_yet_is_not_called_missing_until_the_fleet_is_known() -> None:
+    bench = Bench(record("w1"), settled=False)
+    unknown = b'{"model":"gpt-x"}'
+    bench.request()
+    with pytest.raises(Unready):
+        bench.body(unknown)
+    # What is known already is served.
+    bench.session = bench.new_session()
+    assert bench.request(x_agent_id="chat-web").HasField("request_headers")
+    bench.settled = True
+    bench.session = bench.new_session()
+    bench.request()
+    assert error(bench.body(unknown)) == (404, "model_not_found")
 
 
 def test_a_family_of_several_models_needs_the_body() -> None:

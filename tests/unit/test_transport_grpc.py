@@ -96,6 +96,7 @@ def test_an_end_without_an_answer_is_trailers_only() -> None:
     ("message", "code", "text", "kind"),
     [
         (prefixed(b"bad"), b"3", b"no such phase", "stream_error"),
+        (prefixed(b"unready"), b"14", b"not yet", "unready"),
         (prefixed(b"bug"), b"13", b"internal error", "session"),
         (prefixed(b"x", flag=1), b"12", b"compressed messages are not taken", "framing"),
         (prefixed(b"x", flag=2), b"13", b"a message prefix that gRPC does not know", "framing"),

@@ -130,6 +130,13 @@ async def test_a_stream_error_is_the_peers_fault(bench: Bench) -> None:
     assert bench.transport.stats.errors == {"stream_error": 1}
 
 
+async def test_an_unready_session_sends_the_request_on(bench: Bench) -> None:
+    call = bench.call()
+    await call.write(b"unready")
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    assert bench.transport.stats.errors == {"unready": 1}
+
+
 async def test_a_bug_in_a_session_costs_its_stream_only(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     call = bench.call()
     await call.write(b"bug")

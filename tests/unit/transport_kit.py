@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from extproc.stream import Session, StreamError
+from extproc.stream import Session, StreamError, Unready
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
@@ -34,6 +34,8 @@ class Script(Session):
                 return b"x" * int(rest)
             case b"silent":
                 return None
+            case b"unready":
+                raise Unready("not yet")
             case b"bad":
                 raise StreamError("no such phase")
             case _:
