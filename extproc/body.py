@@ -12,8 +12,9 @@ from recursant.routing.affinity_blocks import chained_blocks, prompt_bytes
 
 # More than any context holds; a client may write any number, and sums of what is in flight must stay exact.
 MOST_TOKENS: Final = 1_000_000_000
-# A whole number as text, as pydantic reads it.
-_WHOLE: Final = re.compile(r"\s*\+?0*([0-9]+)(?:\.0*)?\s*", re.ASCII)
+# A whole number above 0 as text, as pydantic reads it. No two parts can match one character: a text of zeros that is
+# no number must not be tried in all its divisions.
+_WHOLE: Final = re.compile(r"\s*\+?0*([1-9][0-9]*)(?:\.0*)?\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

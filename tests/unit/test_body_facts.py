@@ -29,3 +29,11 @@ def test_the_bound_on_the_answer(fields: dict[str, Any], bound: int | None) -> N
     facts = read_json_body(json.dumps(fields).encode())
     assert isinstance(facts, BodyFacts)
     assert facts.max_tokens == bound
+
+
+def test_a_text_of_zeros_costs_no_more_than_its_length() -> None:
+    # 1 MiB took hours when zeros could be divided among two parts of the pattern.
+    for text in ("0" * (1 << 20) + "x", "1" + "0" * (1 << 20) + "x", "1." + "0" * (1 << 20) + "x"):
+        facts = read_json_body(json.dumps({"max_tokens": text}).encode())
+        assert isinstance(facts, BodyFacts)
+        assert facts.max_tokens is None
