@@ -5,19 +5,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from datapath_rig import (
-    CHAT,
-    PHI,
-    QWEN,
-    Rig,
-    Verdict,
-    eventually,
-    read_answer,
-    record,
-    running,
-    standard_config,
-    standard_fleet,
-)
+from datapath.background import eventually
+from datapath.client import read_answer
+from datapath.ext_proc import Verdict
+from datapath.rig import Rig, running
+from datapath.standard import CHAT, PHI, QWEN, record, standard_config, standard_fleet
 
 from recursant.config.model import Cors, Gateway
 
@@ -104,11 +96,11 @@ def test_a_model_that_is_not_there(rig: Rig) -> None:
 def test_models_follow_the_fleet(rig: Rig) -> None:
     new = record("w2", rig.workers[2].endpoint, PHI, ("new-model", ""), lora_adapters=["sql"])
     try:
-        rig.push(fleet=[*standard_fleet(rig)[:2], new])
+        rig.push(fleet=[*standard_fleet(rig.workers)[:2], new])
         eventually(lambda: rig.get("/v1/models/new-model").status == 200, "the new model is listed")
         assert {"sql", "new-model"} < {card["id"] for card in rig.get("/v1/models").json["data"]}
     finally:
-        rig.push(fleet=standard_fleet(rig))
+        rig.push(fleet=standard_fleet(rig.workers))
     eventually(lambda: rig.get("/v1/models/new-model").status == 404, "and is gone again")
 
 

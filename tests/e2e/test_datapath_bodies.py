@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from datapath_rig import CHAT, QWEN, Answer, Rig, Verdict, eventually, read_answer, running, standard_config
+from datapath.background import eventually
+from datapath.client import Answer, read_answer
+from datapath.ext_proc import Verdict
+from datapath.rig import Rig, running
+from datapath.standard import CHAT, QWEN, standard_config
 
 from recursant.config.model import Limits
 

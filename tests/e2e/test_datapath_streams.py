@@ -7,18 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from datapath_rig import (
-    CHAT,
-    QWEN,
-    Rig,
-    Verdict,
-    eventually,
-    read_answer,
-    record,
-    running,
-    standard_config,
-    standard_fleet,
-)
+from datapath.background import eventually
+from datapath.client import read_answer
+from datapath.ext_proc import Verdict
+from datapath.rig import Rig, running
+from datapath.standard import CHAT, QWEN, record, standard_config, standard_fleet
 
 from recursant.config.model import Limits
 from recursant.fleet.worker import WorkerStatus
@@ -127,7 +120,7 @@ def test_a_worker_that_dies_in_the_middle_is_not_retried(rig: Rig) -> None:
         with pytest.raises((AssertionError, ConnectionError)):
             read_until(connection, b"\r\n0\r\n\r\n")
     rig.loop.run(rig.workers[0].start())
-    rig.push(fleet=standard_fleet(rig))
+    rig.push(fleet=standard_fleet(rig.workers))
     assert rig.by_worker() == {"w0": 1}
     eventually(lambda: rig.ext_proc.open == 0, "the stream ended")
 
@@ -161,7 +154,7 @@ def test_extproc_going_away_ends_no_running_stream(rig: Rig) -> None:
 
 @pytest.mark.parametrize("change", ["ext_proc options", "agents", "worker drains", "worker leaves", "cluster"])
 def test_an_update_cuts_no_stream(rig: Rig, change: str) -> None:
-    config, fleet = rig.config, standard_fleet(rig)
+    config, fleet = rig.config, standard_fleet(rig.workers)
     with rig.raw(stream(chunks=35)) as connection:
         read_until(connection, b"data: 2\n\n")
         match change:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from datapath_rig import PHI, QWEN, record, standard_config
+from datapath.standard import PHI, QWEN, record, standard_config
 from envoy.config.bootstrap.v3.bootstrap_pb2 import Bootstrap
 from envoy.config.core.v3.extension_pb2 import TypedExtensionConfig
 from envoy.config.listener.v3.listener_pb2 import Listener
