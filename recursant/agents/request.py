@@ -140,8 +140,19 @@ def _parse_meta(raw: bytes, max_bytes: int) -> dict[str, int | str] | ApiProblem
         if not isinstance(value, wanted) or isinstance(value, bool):
             kind = "a string" if wanted is str else "a whole number"
             return bad_request(f"X-Agent-Meta: {field} must be {kind}", param=field)
+        if isinstance(value, str) and not _is_text(value):
+            return bad_request(f"X-Agent-Meta: {field} has half a surrogate pair, which is no text", param=field)
         asked[field] = value
     return asked
+
+
+def _is_text(value: str) -> bool:
+    """Can it be written as UTF-8? JSON can spell what cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _of_policy(policy: AgentPolicy) -> AgentRequest:

@@ -153,3 +153,11 @@ def test_a_malformed_description_is_the_clients_error(headers: dict[str, str], p
 
 def test_the_json_is_bounded() -> None:
     assert refused(meta(priority=1), max_meta_bytes=8).status == 400
+
+
+@pytest.mark.parametrize("field", ["agent_id", "model_family"])
+@pytest.mark.parametrize("agent", [{}, {"x-agent-id": "open"}])
+def test_half_a_surrogate_pair_is_no_text(field: str, agent: dict[str, str]) -> None:
+    # json.dumps writes it as an escape, and no encoder takes what comes of that.
+    problem = refused(agent | {"x-agent-meta": json.dumps({field: "\ud800"})})
+    assert (problem.status, problem.param) == (400, field)
