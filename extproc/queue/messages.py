@@ -172,7 +172,7 @@ def decode(line: bytes) -> Request | Reply:
         elif kind is Refused:
             given["refusal"] = Refusal(given["refusal"])
         message: Request | Reply = kind(**given)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise MessageError("not a message of the queue") from error
     return message
 

@@ -97,6 +97,18 @@ def test_no_line_is_worse_than_no_message(line: bytes, place: int, byte: int) ->
         decode(bytes(damaged))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'["Granted",1,[1e999],"m",null,null,null,0,1.5]',
+        b'["Granted",1,[0],"m",null,null,null,0,%d]' % 10**400,
+    ],
+)
+def test_a_number_that_fits_nowhere_is_no_message(line: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(line)
+
+
 # --- what all can see ---
 
 
