@@ -27,6 +27,8 @@ from recursant.routing.need import DEFAULT_EXPECTED_TOKENS, Express, Need
 
 _REQUEST_ID: Final = re.compile(rb"^[A-Za-z0-9][A-Za-z0-9._:/+=-]*$")
 _NO_EXCLUSIVE: Final = frozenset[str]()
+# Of a content-length: no limit has more, and Python refuses to read thousands.
+_MOST_DIGITS: Final = 20
 
 
 def express_rules(config: Config) -> ExpressRules | None:
@@ -78,7 +80,7 @@ class RequestReader:
         if isinstance(agent, ApiProblem):
             return agent
         raw_length = headers.get("content-length")
-        length = int(raw_length) if raw_length is not None and raw_length.isdigit() else None
+        length = int(raw_length[:_MOST_DIGITS]) if raw_length is not None and raw_length.isdigit() else None
         if length is not None and length > limits.body_bytes:
             return too_large(length, limits.body_bytes)
         session = headers.get(names.SESSION_ID, b"")

@@ -30,6 +30,7 @@ _DEFAULT_RETRY_AFTER: Final = "1"
 # The answer of a held request comes no later than its deadline, and this much for the way.
 _ANSWER_MARGIN_S: Final = 1.0
 _RETRY_AFTER_STATUSES: Final = (b"429", b"503")
+_STATUS_DIGITS: Final = 3
 
 
 class _State(Enum):
@@ -332,7 +333,7 @@ class RequestSession:
 
 
 def _number(status: bytes) -> int:
-    return int(status) if status.isdigit() else 0
+    return int(status) if len(status) == _STATUS_DIGITS and status.isdigit() else 0
 
 
 def _outcome(status: bytes) -> str:

@@ -16,6 +16,7 @@ EVENT_STREAM: Final = b"text/event-stream"
 # Bad Gateway, said by Envoy itself.
 _BROKEN_ANSWER: Final = 502
 _SERVER_ERROR: Final = 500
+_MOST_DIGITS: Final = len(str(MAX_BODY_BYTES))
 
 
 class Witness:
@@ -74,7 +75,8 @@ class Witness:
         if status >= 500:
             length = headers.get("content-length", b"0")
             self._status = status
-            if has_body and length.isdigit() and int(length) <= MAX_BODY_BYTES:
+            # What has more digits is longer, or nonsense that Python does not read.
+            if has_body and len(length) <= _MOST_DIGITS and length.isdigit() and int(length) <= MAX_BODY_BYTES:
                 return True
             self.body(b"")
         elif 200 <= status < 300:

@@ -196,6 +196,9 @@ def test_envoy_may_send_value_or_raw_value() -> None:
 def test_a_body_over_the_limit_is_refused_at_the_headers() -> None:
     bench = Bench(record("w1"), config={"limits": {"body_bytes": 1_024}})
     assert error(bench.request(x_agent_id="chat-web", content_length="1025")) == (413, "request_too_large")
+    # More digits than Python reads.
+    bench.session = bench.new_session()
+    assert error(bench.request(x_agent_id="chat-web", content_length="9" * 5_000)) == (413, "request_too_large")
     assert bench.in_flight() == 0
 
 

@@ -227,3 +227,14 @@ def test_a_500_that_nobody_else_could_take_counts_once() -> None:
     retried(scene, "500", FIRST, FIRST, b64encode(body).decode(), content_length=str(len(body)))
     scene.response_body(body)
     assert scene.kinds() == [("w1", Evidence.CUDA_ERROR)]
+
+
+def test_a_status_and_a_length_of_thousands_of_digits_are_none() -> None:
+    scene = Scene()
+    answer = scene.response("5" * 5_000, FIRST)
+    assert answer.WhichOneof("response") == "response_headers"
+    assert scene.kinds() == []
+    scene = Scene()
+    answer = scene.response("500", FIRST, content_length="9" * 5_000)
+    assert not answer.HasField("mode_override")
+    assert scene.kinds() == [("w1", Evidence.SERVER_ERROR)]
