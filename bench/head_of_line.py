@@ -21,7 +21,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from tests.e2e.harness import Stack
+from tests.e2e.harness.stack import Stack
 
 OUT = Path(__file__).parent / "out"
 MODEL = "Qwen/Qwen2.5-7B-Instruct"

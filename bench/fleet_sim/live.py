@@ -26,7 +26,7 @@ from recursant.sim.fleet.simulation import Simulation
 from recursant.sim.fleet.spec import Environment
 from recursant.sim.workloads.arrival import Arrival
 from recursant.sim.workloads.folder import Known
-from tests.e2e.harness import Stack
+from tests.e2e.harness.stack import Stack
 
 OUT = Path(__file__).parents[1] / "out"
 WORKERS: Final = 4

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MakeStack, Stack
+from harness.stack import MakeStack, Stack
 
 _STACKS = pytest.StashKey[list[Stack]]()
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import MakeStack, Stack, wait_until
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from harness import MakeStack, Program, Stack, recursant, wait_until
+from harness.programs import Program, recursant
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 from redis_server import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]

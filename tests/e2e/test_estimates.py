@@ -3,7 +3,9 @@
 import json
 
 import pytest
-from harness import MakeStack, Stack, recursant, wait_until
+from harness.programs import recursant
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 
 from recursant.admission.calibration import MIN_REQUESTS
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from harness import MakeStack, Stack, wait_until
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 WHISPER = "openai/whisper-large-v3"

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import Stack
+from harness.stack import Stack
 
 from recursant.sim.text import reply_start_for_messages
 

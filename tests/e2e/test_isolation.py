@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from harness import MakeStack, Stack, recursant, wait_until
+from harness.programs import recursant
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 
 from recursant.sim.errors import cuda_error, out_of_memory
 

@@ -5,7 +5,9 @@ from collections import Counter
 
 import httpx
 import pytest
-from harness import MakeStack, Metrics, Stack, wait_until
+from harness.metrics import Metrics
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

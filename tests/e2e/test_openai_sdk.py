@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from harness import Stack
+from harness.stack import Stack
 
 pytestmark = pytest.mark.e2e
 

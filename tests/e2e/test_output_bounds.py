@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from harness import MakeStack, Stack, recursant, wait_until
+from harness.programs import recursant
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

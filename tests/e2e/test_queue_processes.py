@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 import pytest
-from harness import MakeStack, Stack
+from harness.stack import MakeStack, Stack
 
 from recursant.names import AGENT_ID, SERVED_BY
 

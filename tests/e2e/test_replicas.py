@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from harness import MakeStack, Program, Stack, recursant, wait_until
+from harness.programs import Program, recursant
+from harness.stack import MakeStack, Stack
+from harness.waiting import wait_until
 
 from recursant.agents.policy import AgentPolicy
 from recursant.agents.policy_codec import content_version

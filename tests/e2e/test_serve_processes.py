@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness import Program, alive, recursant, wait_until
+from harness.programs import Program, recursant
+from harness.waiting import alive, wait_until
 from redis_server import RedisServer
 
 from recursant.supervise.ports import free_range

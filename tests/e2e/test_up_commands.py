@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import MakeStack, Stack, recursant
+from harness.programs import recursant
+from harness.stack import MakeStack, Stack
 
 from recursant.hot_path import build
 

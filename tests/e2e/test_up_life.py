@@ -11,7 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness import MakeStack, Stack, alive, recursant, wait_until
+from harness.programs import recursant
+from harness.stack import MakeStack, Stack
+from harness.waiting import alive, wait_until
 from redis_server import RedisServer
 
 pytestmark = pytest.mark.e2e

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from harness import MakeStack, Stack, recursant
+from harness.programs import recursant
+from harness.stack import MakeStack, Stack
 
 from recursant.names import AGENT_ID, SERVED_BY
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import ANY_PORTS, Done, Stack, alive, recursant
+from harness.programs import Done, recursant
+from harness.stack import ANY_PORTS, Stack
+from harness.waiting import alive
 
 pytestmark = pytest.mark.e2e
 

@@ -3,7 +3,8 @@
 import time
 
 import pytest
-from harness import MakeStack, wait_until
+from harness.stack import MakeStack
+from harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness import Program, wait_until
+from harness.programs import Program
+from harness.waiting import wait_until
 from redis_server import RedisServer
 
 from recursant.supervise.ports import free_ports

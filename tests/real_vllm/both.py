@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from harness import Program
+from harness.programs import Program
 from prometheus_client.parser import text_string_to_metric_families
 from vllm_rig import LOOKS, LOOPBACK, MAX_MODEL_LEN, MODEL, REQUEST_S, RUN_S, wait_until
 

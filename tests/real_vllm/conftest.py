@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fleet_rig import Fleet
-from harness import MakeStack, Stack
+from harness.stack import MakeStack, Stack
 from vllm_rig import HOME, MODEL_DIR, say
 
 # Where vLLM's start is part of a test, it is most of its time.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
-from harness import Stack
+from harness.stack import Stack
 from vllm_rig import REQUEST_S, START_S, VllmServer, completion, say, wait_until
 
 from recursant import names

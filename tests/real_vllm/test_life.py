@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fleet_rig import Fleet
-from harness import Program, recursant
+from harness.programs import Program, recursant
 from load import Load
 from vllm_rig import ADAPTER_DIR, MODEL, VllmServer, completion, say, wait_until
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import harness
 import httpx
-from harness import Metrics
+from harness import waiting
+from harness.metrics import Metrics
 
 from recursant.supervise import launch
 from recursant.supervise.ports import free_ports
@@ -63,7 +63,7 @@ def wait_until(
     condition: Callable[[], _T], timeout: float = REQUEST_S, *, interval: float = 0.05, what: str = "the condition"
 ) -> _T:
     """As in the other tests, with more patience: several engines share the cores."""
-    return harness.wait_until(condition, timeout, interval=interval, what=what)
+    return waiting.wait_until(condition, timeout, interval=interval, what=what)
 
 
 class VllmServer:

@@ -1,38 +1,24 @@
-"""The whole product under test: `recursant up` as users run it, on free ports, cleaned up whatever happens.
-
-def test_chat(stack: Stack) -> None:                # shared by the session: only read, never break it
-    answer = stack.chat("Hello", agent="chat-web")
-    assert answer.status_code == 200
-
-def test_worker_dies(make_stack: MakeStack) -> None:  # this test's own: break what you like
-    stack = make_stack(workers=3)
-    name, pid = next(iter(stack.worker_pids.items()))
-    stack.kill(name)
-    stack.wait_until(lambda: stack.worker_pids.get(name) not in (None, pid))
-"""
+"""One whole product, as users run it."""
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from recursant.names import AGENT_ID
-from recursant.supervise import launch
 from recursant.supervise.endpoints import Endpoints, read_endpoints
-from recursant.supervise.plan import recursant_command
+
+# Relative: benchmarks import this as part of `tests.e2e`.
+from .metrics import Metrics
+from .programs import Program
+from .waiting import WAIT_S, alive, wait_until
 
 START_S = 90.0
-STOP_S = 40.0
-WAIT_S = 20.0
 # For one request: generations of tests are short; only a hang takes this long.
 REQUEST_S = 60.0
 ANY_PORTS = (
@@ -40,145 +26,6 @@ ANY_PORTS = (
     *("--worker-port", "0", "--xds-metrics-port", "0", "--extproc-metrics-port", "0"),
 )
 MakeStack = Callable[..., "Stack"]
-_T = TypeVar("_T")
-
-
-def alive(pid: int) -> bool:
-    """Does the process exist, and is it more than a zombie that nobody has collected yet?"""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def wait_until(
-    condition: Callable[[], _T], timeout: float = WAIT_S, *, interval: float = 0.05, what: str = "the condition"
-) -> _T:
-    """Ask until the answer is truthy, and return it; exceptions of HTTP clients count as "not yet".
-
-    The timeout bounds a hang; it is no performance target.
-    """
-    deadline = time.monotonic() + timeout
-    last: object = None
-    while time.monotonic() < deadline:
-        try:
-            if last := condition():
-                return last
-        except httpx.HTTPError as error:
-            last = error
-        time.sleep(interval)
-    raise AssertionError(f"not within {timeout:g} s: {what}; last answer {last!r}")
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
-
-    exit_code: int
-    out: str
-    err: str
-
-
-def recursant(
-    *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = REQUEST_S
-) -> Done:
-    """Run a command of ours to its end, wide enough that no line is folded."""
-    done = subprocess.run(
-        recursant_command(*arguments),
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-class Metrics:
-    """A scrape: `metrics.value("recursant_requests_total", agent="chat-web")` sums what matches."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-
-    def value(self, name: str, **labels: str) -> float:
-        """The sum over all samples of that name that have these labels; 0 if there is none."""
-        return sum(
-            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums by one label's values."""
-        found: dict[str, float] = {}
-        for sample in self.samples:
-            if sample.name == name and label in sample.labels:
-                found[sample.labels[label]] = found.get(sample.labels[label], 0.0) + sample.value
-        return found
-
-
-class Program:
-    """A command of ours in the background, its output in files; killed with the test process at the latest."""
-
-    def __init__(
-        self,
-        directory: Path,
-        name: str,
-        arguments: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        command: Sequence[str] = recursant_command(),
-    ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.out = directory / f"{name}.out"
-        self.err = directory / f"{name}.err"
-        with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command, *arguments],
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def output(self) -> str:
-        """Standard output so far."""
-        return self.out.read_text()
-
-    @property
-    def errors(self) -> str:
-        """Standard error so far."""
-        return self.err.read_text()
-
-    def send(self, number: signal.Signals) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def wait(self, timeout: float = STOP_S) -> int:
-        """Wait for its end; the exit status."""
-        return self.process.wait(timeout)
-
-    def kill(self) -> int:
-        """SIGKILL; the exit status."""
-        self.process.kill()
-        return self.process.wait()
-
-    def end(self) -> int:
-        """SIGTERM, and SIGKILL if that does not help in time."""
-        self.send(signal.SIGTERM)
-        try:
-            return self.wait()
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
 
 
 class Stack:
