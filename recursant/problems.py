@@ -64,9 +64,9 @@ def too_large(length: int, limit: int) -> ApiProblem:
     return ApiProblem(413, message, "invalid_request_error", "body", "request_too_large")
 
 
-def shed(message: str, *, code: str, retry_after_s: int = DEFAULT_RETRY_AFTER_S) -> ApiProblem:
+def shed(message: str, *, code: str) -> ApiProblem:
     """429: the request was shed, or asked for more than there is."""
-    return ApiProblem(429, message, "rate_limit_error", None, code, retry_after_s)
+    return ApiProblem(429, message, "rate_limit_error", None, code)
 
 
 def deadline_exceeded(timeout_ms: int) -> ApiProblem:
@@ -75,6 +75,6 @@ def deadline_exceeded(timeout_ms: int) -> ApiProblem:
     return ApiProblem(504, message, "timeout_error", None, "deadline_exceeded")
 
 
-def unavailable(message: str, *, code: str = "unavailable", retry_after_s: int = DEFAULT_RETRY_AFTER_S) -> ApiProblem:
+def unavailable(message: str, *, code: str = "unavailable") -> ApiProblem:
     """503: nobody can serve this now."""
-    return ApiProblem(503, message, "service_unavailable_error", None, code, retry_after_s)
+    return ApiProblem(503, message, "service_unavailable_error", None, code)

@@ -8,7 +8,7 @@ from typing import Final
 from extproc.holding import REPORTS_TOGETHER_S
 from extproc.queue.board import Board
 from extproc.queue.messages import Hello, Reply, Request
-from extproc.queue.owner import Entry, QueueOwner, Wanted
+from extproc.queue.owner import Entry, QueueOwner
 from extproc.queue.place import Places
 from extproc.queue.pools import Pools
 from extproc.queue.wire import Wire
@@ -59,7 +59,6 @@ class Office:
         self._wires: dict[int, Wire] = {}
         self._process_of: dict[Wire, int] = {}
         self._early: list[tuple[int, Request]] | None = [] if gather else None
-        self._columns: dict[Wanted, int] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         if gather:

@@ -46,17 +46,16 @@ def find_config(path: Path | None, *, built_in: bool = False) -> Path:
     raise CommandError(f"no {CONFIG_FILE} here: name a configuration with --config", USAGE)
 
 
-def read_config(path: Path | None, *, built_in: bool = False) -> Config:
+def read_config(path: Path | None) -> Config:
     """The configuration of a command; doubtful things are told on standard error.
 
     Args:
         path: as in `find_config`.
-        built_in: as there.
 
     Raises:
         CommandError: the file cannot be read or used.
     """
-    result = check(find_config(path, built_in=built_in))
+    result = check(find_config(path))
     for warning in result.warnings:
         typer.echo(f"warning: {warning}", err=True)
     return result.config

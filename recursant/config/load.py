@@ -12,7 +12,6 @@ from pathlib import Path
 
 import yaml
 
-from recursant.agents.policy import AgentPolicy
 from recursant.config.document import MAX_BYTES, Document, DocumentError, read_document
 from recursant.config.model import Config
 from recursant.config.problem import (
@@ -35,7 +34,6 @@ __all__ = [
     "Problem",
     "check_config",
     "dump_config",
-    "load_agents",
     "load_config",
     "parse_config",
 ]
@@ -56,15 +54,6 @@ def load_config(path: Path | str) -> Config:
         ConfigError: it cannot be read or used; holds every problem found.
     """
     return check_config(path).config
-
-
-def load_agents(path: Path | str) -> tuple[AgentPolicy, ...]:
-    """Read the agents of a configuration, or the one of a file that is a single agent.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
-    return load_config(path).agents
 
 
 def check_config(path: Path | str) -> CheckResult:

@@ -53,15 +53,6 @@ def queue_term(facts: Facts, load: Facts) -> Facts:
     return term
 
 
-def expected_work(facts: Facts, load: Facts, prompt_tokens: int) -> Facts:
-    """What is between this request and its first token at each candidate, in prompt tokens of the fastest one.
-
-    Prompts that wait there, are being read, or were sent since the last beat, and its own; a little for every request
-    there, as each has its part of every step; and a little for what the cache holds, which every step reads.
-    """
-    return _over_fastest(prompt_tokens + _work(facts, load, np.fmax), peaks(facts))
-
-
 def score(facts: Facts, load: Facts, weights: ScoreWeights, prompt_tokens: int = 0, *, urgent: bool = False) -> Facts:
     """The score of each candidate, larger = better, by the profile in force.
 
@@ -157,6 +148,11 @@ def _queue(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
 
 
 def _work(facts: Any, load: Any, larger: Callable[[Any, Any], Any]) -> Any:
+    """What is before a request's own prompt at each candidate, in prompt tokens.
+
+    Prompts that wait there, are being read, or were sent since the last beat; a little for every request there, as
+    each has its part of every step; and a little for what the cache holds, which every step reads.
+    """
     sent = facts[Fact.PROMPT_TOKENS_SENT] - facts[Fact.CACHED_TOKENS_SENT]
     # What we know ourselves to be unread, where that is more: not every report tells of a prompt that is being read.
     ahead = larger(facts[Fact.WAITING_TOKENS] + sent, facts[Fact.UNREAD_WORK])

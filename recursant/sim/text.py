@@ -66,16 +66,6 @@ def messages_length(messages: Sequence[Any]) -> int:
     return sum(len(content_text(message.get("content"))) for message in messages)
 
 
-def reply_start_for_prompt(prompt: Prompt) -> str:
-    """How the reply to a completion prompt begins, if it has at least two tokens."""
-    return f"{digest_of_prompt(prompt)} {prompt_length(prompt)}"
-
-
-def reply_start_for_messages(messages: Sequence[Any]) -> str:
-    """How the reply to chat messages begins, if it has at least two tokens."""
-    return f"{digest_of_messages(messages)} {messages_length(messages)}"
-
-
 def content_text(content: Any) -> str:
     """The text of a message's content: itself, its text parts joined, or other parts as JSON."""
     if content is None:

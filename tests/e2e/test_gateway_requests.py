@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.stack import Stack
-
-from recursant.sim.text import reply_start_for_messages
+from sim_reply import reply_start
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +60,7 @@ def test_an_agent_gets_its_family(stack: Stack) -> None:
     assert answer.headers["x-recursant-worker"] in stack.worker_urls
     assert "x-recursant-fallback" not in answer.headers
     text = answer.json()["choices"][0]["message"]["content"]
-    assert text.startswith(reply_start_for_messages([{"role": "user", "content": "Hello"}]))
+    assert text.startswith(reply_start([{"role": "user", "content": "Hello"}]))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_a_prompt_of_1_mib_arrives_whole(stack: Stack, agent: str | None) -> Non
     answer = stack.chat(content, agent=agent, model="auto" if agent else QWEN, max_tokens=48)
     assert answer.status_code == 200, answer.text[:500]
     text = answer.json()["choices"][0]["message"]["content"]
-    assert text.startswith(reply_start_for_messages([{"role": "user", "content": content}]))
+    assert text.startswith(reply_start([{"role": "user", "content": content}]))
 
 
 @pytest.mark.parametrize("agent", ["chat-web", None])
@@ -185,7 +184,7 @@ def test_a_chunked_body_passes(stack: Stack, agent: str | None) -> None:
     answer = stack.client.post("/v1/chat/completions", content=chunks, headers=headers)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"].startswith(
-        reply_start_for_messages([{"role": "user", "content": "chunked"}])
+        reply_start([{"role": "user", "content": "chunked"}])
     )
 
 
@@ -329,7 +328,7 @@ def test_a_stream_passes_piece_by_piece(stack: Stack) -> None:
     events = [json.loads(piece.removeprefix("data: ")) for piece in pieces[:-1]]
     assert events[-1]["usage"]["completion_tokens"] == 24
     text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
-    assert text.startswith(reply_start_for_messages([{"role": "user", "content": "stream me"}]))
+    assert text.startswith(reply_start([{"role": "user", "content": "stream me"}]))
     no_request_left(stack)
 
 

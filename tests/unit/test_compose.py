@@ -20,6 +20,8 @@ OURS = {name: service for name, service in SERVICES.items() if "build" in servic
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 CONFIG = load_config(ROOT / "deploy/compose/recursant.yaml")
 CONFIG_IN_CONTAINER = "/etc/recursant/recursant.yaml"
+# Of the configuration for containers alone; by itself extproc listens on a socket file.
+EXTPROC_PORT = 9002
 
 
 def instructions(word: str) -> list[str]:
@@ -75,7 +77,7 @@ def test_health_is_asked_in_python_that_compiles_of_the_ports_that_the_code_uses
         compile(code, name, "exec")
         asked[name] = code
     assert f"('xds', {names.XDS_PORT})" in asked["xds"]
-    assert f"('extproc', {names.EXTPROC_PORT})" in asked["extproc"]
+    assert f"('extproc', {EXTPROC_PORT})" in asked["extproc"]
     assert f"http://api:{names.API_PORT}/v1/health" in asked["api"]
     assert f"http://127.0.0.1:{names.GATEWAY_PORT}/healthz" in asked["envoy"]
     for name in ("sim-1", "sim-2", "sim-3"):
@@ -101,7 +103,7 @@ def test_simulated_workers_are_reachable_from_other_containers(name: str) -> Non
 
 def test_the_configuration_names_the_services() -> None:
     assert CONFIG.redis.url == "redis://redis:6379/0"
-    assert CONFIG.extproc.listen == (f"extproc:{names.EXTPROC_PORT}",)
+    assert CONFIG.extproc.listen == (f"extproc:{EXTPROC_PORT}",)
     hosts = {CONFIG.xds.host, CONFIG.xds.metrics_host, CONFIG.extproc.metrics_host, CONFIG.api.host}
     assert hosts | {worker.host for worker in CONFIG.workers} <= set(SERVICES)
     assert CONFIG.gateway.host == "0.0.0.0"
@@ -163,7 +165,7 @@ def test_the_image_s_ports_and_version_are_the_code_s() -> None:
         names.GATEWAY_PORT,
         names.API_PORT,
         names.WORKER_PORT,
-        names.EXTPROC_PORT,
+        EXTPROC_PORT,
         names.EXTPROC_METRICS_PORT,
         names.XDS_PORT,
         names.XDS_METRICS_PORT,

@@ -20,7 +20,6 @@ from recursant.config.load import (
     Problem,
     check_config,
     dump_config,
-    load_agents,
     load_config,
     parse_config,
 )
@@ -96,7 +95,7 @@ def test_the_operators_file_loads_unchanged(tmp_path: Path) -> None:
 def test_a_single_agent_is_a_file_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "voice.yaml"
     path.write_text(ONE_AGENT)
-    (policy,) = load_agents(path)
+    (policy,) = load_config(path).agents
     assert policy == AgentPolicy(
         agent_id="voice-transcribe",
         model_family="whisper",
@@ -111,7 +110,7 @@ def test_a_single_agent_is_a_file_of_its_own(tmp_path: Path) -> None:
 def test_agents_of_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "recursant.yaml"
     path.write_text(OPERATORS_FILE)
-    assert [agent.priority for agent in load_agents(path)] == [10, 8, 1]
+    assert [agent.priority for agent in load_config(path).agents] == [10, 8, 1]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "agents:\nworkers: ~\nredis:\n", "\ufeffagents: []\n"])

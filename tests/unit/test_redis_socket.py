@@ -14,7 +14,7 @@ from recursant.store.workers import WorkerStore
 async def test_both_stores_work_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
     process = await asyncio.create_subprocess_exec(
-        *embedded_redis_command(tmp_path, unixsocket=path), stdout=asyncio.subprocess.DEVNULL
+        *embedded_redis_command(tmp_path, port=0), "--unixsocket", str(path), stdout=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(20):

@@ -11,7 +11,7 @@ from recursant.fleet.facts import Fact
 from recursant.fleet.table import FleetTable
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick, pick
-from recursant.routing.scorers import LEAST_WORK, WORK_OF_A_HELD_TOKEN, WORK_OF_A_REQUEST, expected_work, load_of, score
+from recursant.routing.scorers import LEAST_WORK, WORK_OF_A_HELD_TOKEN, WORK_OF_A_REQUEST, load_of, peaks, score, terms
 
 ADAPTIVE = ScoreWeights(profile="adaptive")
 KV = {"kv_blocks_total": 1_000, "kv_blocks_free": 1_000, "kv_block_tokens": 16, "kv_cache_usage": 0.0}
@@ -30,8 +30,9 @@ def test_the_work_ahead_is_what_waits_what_was_sent_and_what_is_there() -> None:
     table.acquire(int(rows[0]), prompt_tokens=500, answer_tokens=200)
     facts = table.facts(rows)
     held = 0.25 * 16_000 + 700
-    wanted = 100 + LEAST_WORK + (300 + 500) + 3 * WORK_OF_A_REQUEST + held * WORK_OF_A_HELD_TOKEN
-    assert expected_work(facts, load_of(facts), 100) == pytest.approx([wanted])
+    wanted = LEAST_WORK + (300 + 500) + 3 * WORK_OF_A_REQUEST + held * WORK_OF_A_HELD_TOKEN
+    work, _ = terms(facts, peaks(facts), load_of(facts), ADAPTIVE, np.fmax, urgent=False)
+    assert work == pytest.approx([wanted])
     # The next report has seen it all.
     table.upsert(record("w1", **{**KV, "kv_cache_usage": 0.25}, **state))
     assert table.facts(rows)[Fact.PROMPT_TOKENS_SENT] == pytest.approx([0.0])

@@ -8,8 +8,7 @@ from typing import Any
 import openai
 import pytest
 from sim_kit import MODEL, PATIENCE_S, Sim, events, running
-
-from recursant.sim.text import reply_start_for_messages
+from sim_reply import reply_start
 
 JSON = {"content-type": "application/json"}
 
@@ -149,7 +148,7 @@ async def test_chat(sim: Sim) -> None:
     (choice,) = body["choices"]
     assert choice["message"]["role"] == "assistant"
     assert "tool_calls" not in choice["message"]
-    start = reply_start_for_messages([{"role": "user", "content": "Grüße"}])
+    start = reply_start([{"role": "user", "content": "Grüße"}])
     assert choice["message"]["content"].startswith(start)
     assert body["usage"]["completion_tokens"] == 6
     assert body["system_fingerprint"] == sim.worker.id
@@ -442,7 +441,7 @@ async def test_what_is_no_number_is_refused(sim: Sim, given: Any) -> None:
 
 async def test_responses_and_messages(sim: Sim) -> None:
     response = (await sim.client.post("/v1/responses", json={"model": MODEL, "input": "hi"})).json()
-    start = reply_start_for_messages([{"role": "user", "content": "hi"}])
+    start = reply_start([{"role": "user", "content": "hi"}])
     assert response["output"][0]["content"][0]["text"].startswith(start)
     assert (response["status"], response["incomplete_details"]) == ("completed", None)
     cut = {"model": MODEL, "input": "hi", "max_output_tokens": 2}
@@ -452,7 +451,7 @@ async def test_responses_and_messages(sim: Sim) -> None:
     message = {"model": MODEL, "max_tokens": 5, "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
     body = (await sim.client.post("/v1/messages", json=message)).json()
     both = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    assert body["content"][0]["text"].startswith(reply_start_for_messages(both))
+    assert body["content"][0]["text"].startswith(reply_start(both))
     assert (body["type"], body["stop_reason"], body["usage"]["output_tokens"]) == ("message", "max_tokens", 5)
 
 
@@ -478,7 +477,7 @@ async def test_the_openai_sdk(sim: Sim) -> None:
     async with openai.AsyncOpenAI(base_url=f"{sim.service.url}/v1", api_key="none", timeout=PATIENCE_S) as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
         messages: Any = [{"role": "user", "content": "hello"}]
-        start = reply_start_for_messages(messages)
+        start = reply_start(messages)
         chat = await client.chat.completions.create(model=MODEL, messages=messages)
         assert (chat.choices[0].message.content or "").startswith(start)
         stream = await client.chat.completions.create(

@@ -31,7 +31,6 @@ class Request:
         engine_priority: for the engine's own queue; smaller runs sooner.
         attempts: workers that were asked.
         worker: index of the worker that has or had it; None before.
-        sent_s: when it was sent to that worker.
         first_token_s, ended_s: when.
         cached_tokens: of its prompt, found in the worker's prefix cache.
         fallback: what the gateway did in place of the plain pick.
@@ -48,7 +47,6 @@ class Request:
         "fallback",
         "first_token_s",
         "number",
-        "sent_s",
         "worker",
     )
 
@@ -59,7 +57,6 @@ class Request:
         self.engine_priority = 0
         self.attempts = 0
         self.worker: int | None = None
-        self.sent_s: float | None = None
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
         self.ending: Ending | None = None

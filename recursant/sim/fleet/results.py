@@ -80,14 +80,14 @@ def first_tokens(requests: Iterable[Request]) -> list[float]:
     )
 
 
-def windows(requests: Iterable[Request], share: float = 0.99, seconds: float = WINDOW_S) -> list[tuple[float, float]]:
+def windows(requests: Iterable[Request], share: float = 0.99) -> list[tuple[float, float]]:
     """(middle of the window, percentile of the time to the first token in ms), by time of arrival."""
     found: dict[int, list[float]] = {}
     for request in requests:
         if request.ending is Ending.SERVED and request.first_token_ms is not None:
-            found.setdefault(int(request.arrival.at_s / seconds), []).append(request.first_token_ms)
+            found.setdefault(int(request.arrival.at_s / WINDOW_S), []).append(request.first_token_ms)
     return [
-        ((number + 0.5) * seconds, percentile(sorted(values), share))
+        ((number + 0.5) * WINDOW_S, percentile(sorted(values), share))
         for number, values in sorted(found.items())
         if len(values) >= FEWEST_IN_WINDOW
     ]

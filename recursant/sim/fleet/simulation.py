@@ -176,7 +176,6 @@ class Simulation:
         worker = self._workers[left.pop(0)]
         request.attempts += 1
         request.worker = worker.index
-        request.sent_s = self._events.now
         rejection = worker.submit(request)
         match rejection:
             case None:

@@ -55,7 +55,7 @@ class SimulatedWorker:
         slowness: how many times as long its steps take.
         busy_s: how long its device has computed.
         work_s: how long that would have taken in full steps: the use that was made of the device.
-        tokens: output tokens that it generated; `computed_tokens`: all that it computed, prompts included.
+        tokens: output tokens that it generated.
         out_of_memory, failures: requests that it failed.
         peak_kv_usage: the fullest KV cache at any report.
     """
@@ -79,7 +79,6 @@ class SimulatedWorker:
         self.busy_s = 0.0
         self.work_s = 0.0
         self.tokens = 0
-        self.computed_tokens = 0
         self.finished = 0
         self._finished_prompt_tokens = 0
         self._finished_answer_tokens = 0
@@ -106,7 +105,6 @@ class SimulatedWorker:
         self._step = 0
         self._stepping = False
         self._next_beat = 0.0
-        self._leaked = 0
         self._rate = SlidingSum(slots=20)
         self._bytes = SlidingSum(slots=20)
         self._starts = SlidingSum(slots=20)
@@ -196,7 +194,6 @@ class SimulatedWorker:
         self.busy_s += now - self._began
         self.work_s += result.work_s
         self.tokens += result.generated
-        self.computed_tokens += result.tokens
         self._rate.add(now, result.generated)
         self._bytes.add(now, result.bytes_moved)
         for sequence in result.started:
@@ -246,9 +243,7 @@ class SimulatedWorker:
         if not self.up:
             return
         pool = self.engine.pool
-        lost = min(int(share * pool.total), pool.free)
-        pool.take(lost)
-        self._leaked += lost
+        pool.take(min(int(share * pool.total), pool.free))
 
     def kill(self, seconds: float | None) -> None:
         """The process ends, with all that it has; it is back after so many seconds, if ever."""
@@ -257,7 +252,6 @@ class SimulatedWorker:
         self.up = False
         self._step += 1
         self._stepping = False
-        self._leaked = 0
         lost = [sequence.tag for sequence in self.engine.sequences()]
         self._life += 1
         self._sequence = 0

@@ -26,12 +26,12 @@ def always(agent_id: str) -> Label:
 ONE_AGENT: Final = always("trace")
 
 
-def by_length(short: str = "code-completion", usual: str = "chat-web", long: str = "batch-summary") -> Label:
+def by_length() -> Label:
     """Requests are an agent's by their length: an assumption, for traces that do not tell."""
 
     def label(prompt: int, output: int) -> str:
         if prompt < SHORT_PROMPT and output < SHORT_OUTPUT:
-            return short
-        return long if prompt >= LONG_PROMPT else usual
+            return "code-completion"
+        return "batch-summary" if prompt >= LONG_PROMPT else "chat-web"
 
     return label
