@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help install up test test-unit test-e2e test-compiled test-vllm lint format protos compiled bench bench-peers bench-fleet soak clean
+.PHONY: help install up test test-unit test-e2e test-compiled test-vllm lint format protos compiled bench bench-peers bench-fleet fuzz soak clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -63,6 +63,9 @@ bench-peers: $(STAMP) ## Measure the gateway beside others, each installed into 
 
 bench-fleet: $(STAMP) ## Compare policies of routing on the same traces, in virtual time, three seeds (ARGS='--traces DIR', '--quick')
 	$(BIN)/python -m bench.fleet_sim $(ARGS)
+
+fuzz: $(STAMP) ## Fuzz with atheris, 30 s for each target (ARGS='http2 --seconds 600')
+	PYTHONPATH=tests:tests/unit $(BIN)/python -m fuzz $(ARGS)
 
 soak: $(STAMP) ## 30 minutes of mixed load, churn and hang-ups (ARGS='--minutes 5')
 	$(BIN)/python -m bench.soak $(ARGS)

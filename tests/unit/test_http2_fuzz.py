@@ -1,18 +1,14 @@
 """No input makes the HTTP/2 core raise, leak a stream, break the peer's limits, or grow without bound."""
 
-from dataclasses import dataclass, field, replace
-
+from http2_fuzz_kit import GRPC_BLOCK, LIMITS, Calls, Step, check_bounds, run_steps
 from http2_kit import (
     CONTINUATION,
     DATA,
-    END_STREAM,
-    GOAWAY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
     PREFACE,
     RST_STREAM,
-    SETTINGS,
     WINDOW_UPDATE,
     Client,
     Frame,
@@ -21,26 +17,6 @@ from http2_kit import (
 from http2_kit import settings as settings_frame
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transport_kit import PROCESS, Scripts
-
-from extproc.grpc.context import ServerContext
-from extproc.grpc.server import application
-from extproc.http2.connection import Connection
-from extproc.http2.limits import Limits, Rate
-
-# Small, so that random input reaches them.
-LIMITS = replace(
-    Limits(),
-    concurrent_streams=4,
-    header_block_bytes=600,
-    header_list_bytes=1_000,
-    continuations=3,
-    stream_window=2_000,
-    connection_window=70_000,
-    pending_bytes=60_000,
-    control=Rate(burst=2_000, per_second=0),
-    early_resets=Rate(burst=8, per_second=0),
-)
 
 
 def fuzz(examples: int) -> settings:
@@ -108,112 +84,10 @@ ACTIONS = st.sampled_from(["send", "send large", "end", "pause", "resume", "drai
 STEPS = st.lists(st.one_of(OPENINGS, CONTENTS, UPDATES, UPDATES, RESIZES, SPLIT, FRAMES, ACTIONS), max_size=40)
 
 
-@dataclass
-class Windows:
-    """What the client allows: computed from what it sent, as RFC 9113 §6.9 says."""
-
-    connection: int = 65_535
-    initial: int = 65_535
-    frame: int = 16_384
-    streams: dict[int, int] = field(default_factory=dict)
-    over: set[int] = field(default_factory=set)
-
-    def sent(self, frame: Frame) -> None:
-        """The client sends `frame`."""
-        if frame.kind == SETTINGS and not frame.flags & 1:
-            for at in range(0, len(frame.payload), 6):
-                name = int.from_bytes(frame.payload[at : at + 2], "big")
-                value = int.from_bytes(frame.payload[at + 2 : at + 6], "big")
-                if name == INITIAL_WINDOW_SIZE:
-                    for stream_id in self.streams:
-                        self.streams[stream_id] += value - self.initial
-                    self.initial = value
-                elif name == MAX_FRAME_SIZE:
-                    self.frame = value
-        elif frame.kind == WINDOW_UPDATE:
-            increment = int.from_bytes(frame.payload, "big") & 0x7FFFFFFF
-            if frame.stream_id == 0:
-                self.connection += increment
-            elif frame.stream_id in self.streams:
-                self.streams[frame.stream_id] += increment
-        elif frame.kind in (HEADERS, CONTINUATION):
-            self.streams.setdefault(frame.stream_id, self.initial)
-
-    def received(self, frame: Frame) -> None:
-        """The server sent `frame`: it must be allowed."""
-        assert len(frame.payload) <= self.frame or frame.kind == GOAWAY
-        if frame.kind in (DATA, HEADERS):
-            assert frame.stream_id not in self.over, "sent after the end"
-        if frame.kind == DATA:
-            size = len(frame.payload)
-            assert size <= self.connection, "past the connection's window"
-            assert size <= self.streams[frame.stream_id], "past the stream's window"
-            self.connection -= size
-            self.streams[frame.stream_id] -= size
-        if frame.kind == RST_STREAM or (frame.kind == HEADERS and frame.flags & END_STREAM):
-            self.over.add(frame.stream_id)
-
-
-def act(peer: Client, action: str) -> None:
-    """What the application or the transport does."""
-    living = [handler for handler in peer.handlers.values() if not handler.closed_times]
-    match action:
-        case "send":
-            for handler in living:
-                handler.send(b"answer")
-        case "send large":
-            for handler in living[:1]:
-                handler.send(b"x" * 30_000)
-        case "end":
-            for handler in living[:1]:
-                handler.end()
-        case "pause":
-            peer.connection.pause()
-        case "resume":
-            peer.connection.resume()
-        case "drain":
-            peer.connection.drain()
-        case "finish":
-            peer.connection.finish()
-
-
-def check_bounds(peer: Client) -> None:
-    """No table outgrows its bound."""
-    connection = peer.connection
-    assert connection.open_streams <= LIMITS.concurrent_streams
-    assert len(connection._receiver._input) <= LIMITS.frame_bytes + 9
-    assert len(connection._registry._reset) <= 1_024
-    assert connection._sender._pending_bytes >= 0
-    living = [handler for handler in peer.handlers.values() if not handler.closed_times]
-    assert len(living) == connection.open_streams
-    if not living:
-        assert connection._sender._pending_bytes == 0
-        assert not connection._sender._ready
-
-
 @fuzz(600)
 @given(st.sampled_from([0, 5, 1_000, 65_535]), STEPS)
-def test_any_sequence_of_frames_and_actions(window: int, steps: list[Frame | tuple[Frame, ...] | str]) -> None:
-    peer = Client(LIMITS).shake_hands((INITIAL_WINDOW_SIZE, window))
-    windows = Windows(initial=window)
-    for step in steps:
-        if isinstance(step, str):
-            act(peer, step)
-            frames = peer.take()
-        else:
-            sent = (step,) if isinstance(step, Frame) else step
-            for frame in sent:
-                windows.sent(frame)
-            frames = peer.send(*sent)
-        for frame in frames:
-            windows.received(frame)
-        check_bounds(peer)
-        if peer.connection.closed:
-            assert frames[-1].kind == GOAWAY
-            break
-    peer.connection.lost()
-    assert all(handler.closed_times == 1 for handler in peer.handlers.values())
-    assert peer.connection.open_streams == 0
+def test_any_sequence_of_frames_and_actions(window: int, steps: list[Step]) -> None:
+    run_steps(window, steps)
 
 
 @fuzz(300)
@@ -253,7 +127,6 @@ def test_how_bytes_are_cut_changes_nothing(frames: list[Frame], sizes: list[int]
 
 # --- the same with sessions on top ---
 
-GRPC_BLOCK = b"\x83\x86\x04" + bytes((len(PROCESS),)) + PROCESS.encode() + b"\x0f\x10\x10application/grpc"
 MESSAGES = st.sampled_from([b"echo abc", b"echo ", b"two x", b"silent", b"bad", b"size 900"])
 FRAMED = st.one_of(
     MESSAGES.map(lambda message: b"\x00" + len(message).to_bytes(4, "big") + message),
@@ -280,24 +153,9 @@ CALL_RESETS = st.builds(lambda stream_id: Frame(RST_STREAM, 0, stream_id, bytes(
 @fuzz(400)
 @given(st.lists(st.one_of(CALLS, CALL_CONTENTS, CALL_CONTENTS, CALL_CONTENTS, CALL_RESETS), max_size=40))
 def test_any_messages_over_sessions(frames: list[Frame]) -> None:
-    scripts = Scripts()
-    context = ServerContext(factory=scripts, max_message_bytes=2_000, max_buffered_bytes=2_500)
-    connection = Connection(application(context), LIMITS, _nothing)
-    connection.start()
-    connection.receive(PREFACE + bytes(settings_frame()))
+    calls = Calls()
+    calls.send(PREFACE + bytes(settings_frame()))
     # Two calls at least: content on streams that nobody opened ends the connection, and little would be seen.
     for frame in (Frame(HEADERS, 4, 1, GRPC_BLOCK), Frame(HEADERS, 4, 3, GRPC_BLOCK), *frames):
-        connection.receive(bytes(frame))
-        while connection.run(0.0, 8):
-            pass
-        read_frames(connection.take())
-        assert context.stats.streams_open == sum(not script.closed for script in scripts.sessions)
-        assert context.stats.streams_open <= connection.open_streams <= LIMITS.concurrent_streams
-        assert 0 <= context.buffered <= context.max_buffered_bytes
-    connection.lost()
-    assert [script.closed for script in scripts.sessions] == [1] * len(scripts.sessions)
-    assert (context.stats.streams_open, context.buffered) == (0, 0)
-
-
-def _nothing() -> None:
-    """There is no transport to wake."""
+        calls.send(bytes(frame))
+    calls.lost()

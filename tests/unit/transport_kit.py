@@ -16,8 +16,11 @@ class Script(Session):
     send: Callable[[bytes], None]
     received: list[bytes] = field(default_factory=list)
     closed: int = 0
+    # An error alone would not tell: a transport ends the stream for it, which is over.
+    after_close: int = 0
 
     def receive(self, message: bytes) -> bytes | None:
+        self.after_close += self.closed
         assert not self.closed, "a message after close()"
         self.received.append(message)
         verb, _, rest = message.partition(b" ")
@@ -49,10 +52,11 @@ class Script(Session):
 class Scripts:
     """A `SessionFactory` that remembers its sessions."""
 
+    kind: type[Script] = Script
     sessions: list[Script] = field(default_factory=list)
 
     def __call__(self, send: Callable[[bytes], None]) -> Script:
-        session = Script(send)
+        session = self.kind(send)
         self.sessions.append(session)
         return session
 
@@ -62,3 +66,4 @@ class Scripts:
             while not all(session.closed for session in self.sessions):  # noqa: ASYNC110 - no event to wait for
                 await asyncio.sleep(0.005)
         assert [session.closed for session in self.sessions] == [1] * len(self.sessions)
+        assert not any(session.after_close for session in self.sessions)
