@@ -18,7 +18,7 @@ from recursant import names
 from recursant.admission.queue import HoldQueue
 from recursant.agents.policy import DEGRADE_PREFIX
 from recursant.fleet.table import FleetTable
-from recursant.problems import ApiProblem
+from recursant.problems import ApiProblem, forbidden
 from recursant.routing.explain import Explanation, explain
 from recursant.routing.need import Need
 from recursant.routing.picker import Pick
@@ -75,7 +75,7 @@ def rehearse(gateway: Gateway, question: Question, *, waiting: Mapping[str, int]
     if isinstance(demand, ApiProblem):
         request = _request(twin, arrival, None, body_read=body_read)
         return {"request": request, "outcome": _refused(demand), "workers": [], "others": [], "waiting": dict(waiting)}
-    outcome = _admitted(twin, demand, arrival.at_s)
+    outcome = _at_envoy(_admitted(twin, demand, arrival.at_s), _named(question.model))
     document: dict[str, Any] = {
         "request": _request(twin, arrival, demand, body_read=body_read),
         "outcome": _outcome(twin, demand, outcome, arrival.at_s),
@@ -124,6 +124,18 @@ def _admitted(twin: Gateway, demand: Demand, now: float) -> Outcome | Ticket:
         desk.run(now + demand.agent.policy.batch_window_ms / 1_000)
         return waiter.outcome or outcome
     return outcome
+
+
+def _at_envoy(outcome: Outcome | Ticket, model: str | None) -> Outcome | Ticket:
+    """A body that extproc does not read has its model compared by Envoy, with what the decision allows."""
+    if model is None or not isinstance(outcome, Decision) or not outcome.allowed_models:
+        return outcome
+    if f",{model}," in outcome.allowed_models:
+        return outcome
+    allowed = outcome.allowed_models.strip(",").replace(",", ", ")
+    return forbidden(
+        f"this agent may not use the model {model!r}; allowed are {allowed}", param="model", code="model_not_allowed"
+    )
 
 
 def _explained(gateway: Gateway, need: Need, outcome: Outcome | Ticket) -> dict[str, Any]:

@@ -48,6 +48,8 @@ def decisions(
     document = get_json(base, f"/v1/decisions?{urlencode(parameters)}")
     if output is LogOutput.TABLE and not follow:
         show_table(COLUMNS, [decision_row(each) for each in document["decisions"]])
+        if not document["decisions"]:
+            typer.echo("nothing kept yet: a sample of all, and every refusal, fallback and slow one", err=True)
         return
     show = json.dumps if output is LogOutput.JSON else plain_line
     # What still runs is shown once, when it has ended.

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from recursant.cli.errors import CommandError
+from recursant.cli.errors import USAGE, CommandError
 
 _FORM: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600}
@@ -19,5 +19,5 @@ def seconds_of(text: str) -> float:
     match = _FORM.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds <= LONGEST_S:
-        raise CommandError(f"{text!r} is no time: expected 90s, 10m or 2h, and at most 24h")
+        raise CommandError(f"{text!r} is no time: expected 90s, 10m or 2h, and at most 24h", USAGE)
     return seconds

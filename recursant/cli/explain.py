@@ -37,8 +37,12 @@ def explain(
     from urllib.parse import urlencode
 
     from recursant.cli.api_client import find_api, get_json
+    from recursant.cli.errors import USAGE, CommandError
     from recursant.cli.output import show_document
 
+    for each in header or ():
+        if "=" not in each:
+            raise CommandError(f"--header {each!r} is no NAME=VALUE, as X-Agent-Priority=3 is", USAGE)
     asked = {"agent": agent, "tokens": tokens, "max_tokens": max_tokens, "model": model, "session": session}
     parameters = [(name, str(value)) for name, value in asked.items() if value is not None]
     parameters += [("header", each) for each in header or ()]

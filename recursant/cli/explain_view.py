@@ -57,7 +57,7 @@ def request_lines(request: Mapping[str, Any]) -> list[str]:
         )
     lines.append(f"fallback {request['fallback_strategy']}")
     if not request["body_read"]:
-        lines[-1] += "; its body is not read, so model and bound in it count nothing here"
+        lines[-1] += "; its body is not read: a bound in it counts nothing here, and Envoy compares its model"
     return lines
 
 

@@ -51,6 +51,14 @@ RunDirOption = Annotated[
         help="The run directory of a [bold]recursant up[/bold].",
     ),
 ]
+JoinRunDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        envvar=RUN_DIR_VARIABLE,
+        help="Join the [bold]recursant up[/bold] of this run directory, usually ./run.",
+    ),
+]
 ApiOption = Annotated[
     str | None,
     typer.Option("--api", envvar=API_VARIABLE, metavar="URL", help="The control API, as http://host:port."),

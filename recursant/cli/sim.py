@@ -8,13 +8,13 @@ import typer
 from recursant import names
 from recursant.cli.options import (
     REPORTING,
+    JoinRunDirOption,
     LogFormat,
     LogFormatOption,
     LogLevel,
     LogLevelOption,
     ReportToApiOption,
     ReportToRedisOption,
-    RunDirOption,
     split_commas,
 )
 
@@ -58,7 +58,7 @@ def sim(
     ] = False,
     redis_url: ReportToRedisOption = None,
     api: ReportToApiOption = None,
-    run_dir: RunDirOption = None,
+    run_dir: JoinRunDirOption = None,
     advertise: Annotated[
         str | None,
         typer.Option(

@@ -7,13 +7,13 @@ import typer
 
 from recursant.cli.options import (
     REPORTING,
+    JoinRunDirOption,
     LogFormat,
     LogFormatOption,
     LogLevel,
     LogLevelOption,
     ReportToApiOption,
     ReportToRedisOption,
-    RunDirOption,
     split_commas,
 )
 
@@ -70,7 +70,7 @@ def sidecar(
     ] = 500,
     redis_url: ReportToRedisOption = None,
     api: ReportToApiOption = None,
-    run_dir: RunDirOption = None,
+    run_dir: JoinRunDirOption = None,
     worker_id: Annotated[
         str | None,
         typer.Option(

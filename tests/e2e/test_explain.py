@@ -103,6 +103,16 @@ def test_explain_refuses_what_makes_no_sense(fleet: Stack) -> None:
     done = recursant("explain", "--header", "Authorization=x", "--run-dir", str(fleet.run_dir))
     assert done.exit_code == 1
     assert "x-agent-priority" in done.err
+    done = recursant("explain", "--header", "X-Real-Time", "--run-dir", str(fleet.run_dir))
+    assert (done.exit_code, "NAME=VALUE" in done.err) == (2, True)
+
+
+def test_explain_says_what_envoy_will_say_of_a_model(fleet: Stack) -> None:
+    answer = fleet.chat(agent="chat-web", model="openai/whisper-large-v3")
+    found = explain(fleet, "--agent", "chat-web", "--model", "openai/whisper-large-v3")
+    assert found["request"]["body_read"] is False
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed")
+    assert (found["outcome"]["status"], found["outcome"]["code"]) == (403, "model_not_allowed")
 
 
 def test_decisions_show_a_refusal_a_fallback_and_a_retry(fleet: Stack) -> None:

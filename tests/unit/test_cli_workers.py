@@ -149,8 +149,8 @@ def test_finds_the_api_by_environment(
     capsys.readouterr()
 
 
-def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert run(arguments) == 1
+def failure(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    assert run(arguments) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     [line] = captured.err.splitlines()
@@ -206,7 +206,7 @@ def test_isolate_and_release(api: Api, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("time", ["", "10", "-1m", "0s", "25h", "m", "1d"])
 def test_a_time_that_is_none(api: Api, time: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is no time: expected 90s, 10m or 2h" in failure(
-        ["workers", "isolate", "w1", "--for", time, "--api", api.url], capsys
+        ["workers", "isolate", "w1", "--for", time, "--api", api.url], capsys, 2
     )
     assert api.orders == []
 

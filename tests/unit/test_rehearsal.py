@@ -55,6 +55,26 @@ def test_a_request_that_somebody_takes() -> None:
     assert found["others"] == [{"worker_id": "w2", "reason": "model"}]
 
 
+@pytest.mark.parametrize(
+    ("agent", "model", "status"),
+    [
+        # The body of the first is not read here: Envoy refuses what the decision does not name.
+        ("chat-web", "Qwen/Qwen2.5-7B-Instruct", None),
+        ("chat-web", "auto", None),
+        ("chat-web", PHI.name, 403),
+        ("chat-web", "gpt-x", 403),
+        ("reader", PHI.name, 403),
+        ("reader", "gpt-x", 404),
+    ],
+)
+def test_a_model_is_judged_as_the_requests_own_would_be(agent: str, model: str, status: int | None) -> None:
+    found = ask(gateway_over(*IDLE), agent, model=model)
+    assert found["outcome"].get("status") == status
+    if status is not None:
+        assert found["outcome"]["code"] == {403: "model_not_allowed", 404: "model_not_found"}[status]
+        assert all(each["rank"] is None for each in found["workers"])
+
+
 def test_the_length_asked_about_is_the_length_decided_on_whatever_was_learnt() -> None:
     gateway = gateway_over(*IDLE)
     before = ask(gateway, "chat-web", prompt_tokens=700)["request"]
@@ -106,9 +126,9 @@ def test_a_batch_window_is_looked_past() -> None:
 
 def test_the_body_counts_only_where_it_is_read() -> None:
     gateway = gateway_over(*IDLE)
-    unread, read = (ask(gateway, agent, model=PHI.name, max_tokens=9) for agent in ("chat-web", "reader"))
-    assert (unread["request"]["body_read"], unread["outcome"]["kind"]) == (False, "placed")
-    assert (read["request"]["body_read"], read["outcome"]["code"]) == (True, "model_not_allowed")
+    unread, read = (ask(gateway, agent, max_tokens=9) for agent in ("chat-web", "reader"))
+    assert (unread["request"]["body_read"], unread["request"]["expected_tokens"]) == (False, 512)
+    assert (read["request"]["body_read"], read["request"]["expected_tokens"]) == (True, 9)
 
 
 def test_a_bad_description_is_refused_as_it_would_be() -> None:
