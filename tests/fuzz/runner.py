@@ -46,7 +46,7 @@ def fuzz(name: str, folder: Path, stop: str) -> tuple[Outcome, str]:
 
     Args:
         name: the target.
-        folder: for its corpus, which grows, and for what breaks a promise.
+        folder: for its corpus, which grows, for what breaks a promise, and for the log.
         stop: libFuzzer's argument that ends it.
 
     Returns:
@@ -76,6 +76,7 @@ def fuzz(name: str, folder: Path, stop: str) -> tuple[Outcome, str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False)
     text = done.stdout.decode(errors="replace")
+    (folder / "log").write_text(text)
     coverage = _COVERAGE.findall(text)
     edges, features, kept = map(int, coverage[-1]) if coverage else (0, 0, 0)
     outcome = Outcome(done.returncode, _number(_EXECUTIONS, text), edges, features, kept, _number(_MEMORY, text))

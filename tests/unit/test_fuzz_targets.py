@@ -1,6 +1,9 @@
 """The targets of `make fuzz`: what is known to hold, without atheris, and a short run of it where it is installed."""
 
+import gc
+import logging
 import platform
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +12,17 @@ from fuzz.runner import fuzz
 from fuzz.targets import TARGETS, load
 
 RUNS = 200
+ROUNDS = 20
+# What the test itself makes, and caches that fill; one object that each input leaves would be more.
+FEW = 60
+
+
+@pytest.fixture
+def silence() -> Iterator[None]:
+    """Nothing is logged: pytest would keep it, with all that its errors refer to."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -16,6 +30,21 @@ def test_every_promise_holds_for_the_inputs_to_begin_with(name: str) -> None:
     target = load(name)
     for seed in (b"", *target.seeds):
         target.check(seed)
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_input_leaves_anything_behind(name: str) -> None:
+    target = load(name)
+    counts = []
+    for _ in range(2):
+        for _ in range(ROUNDS):
+            for seed in target.seeds:
+                target.check(seed)
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    before, after = counts
+    assert after - before < FEW, f"{ROUNDS} rounds of {len(target.seeds)} inputs left {after - before} objects"
 
 
 @pytest.mark.plain("what is compiled cannot be instrumented")
