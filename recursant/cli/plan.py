@@ -141,7 +141,8 @@ def plan(
         else:
             rates = [one.faster(rate_factor) for one in rates]
             arrivals = arrivals_of(rates, seconds, seed)
-            source = f"{len(rates)} {"agent" if len(rates) == 1 else "agents"}, {sum(one.rate for one in rates):g} requests/s for {seconds:g} s"
+            agents = "1 agent" if len(rates) == 1 else f"{len(rates)} agents"
+            source = f"{agents}, {sum(one.rate for one in rates):g} requests/s for {seconds:g} s"
         candidates = [(group, kinds_for(group, kinds)) for group in grouped(arrivals, seconds, known, rates, sla_ms)]
     except ValueError as error:
         raise CommandError(str(error), USAGE) from error
