@@ -217,8 +217,8 @@ class Desk:
         """404 where no worker of the fleet, ready or not, has what is asked for."""
         need, table = demand.need, self._gateway.table
         if need.model:
-            return None if table.knows_model(need.model) else model_not_found(need.model)
-        if need.family and not table.knows_family(need.family):
+            return None if table.served.knows_model(need.model) else model_not_found(need.model)
+        if need.family and not table.served.knows_family(need.family):
             return model_not_found(need.family)
         return None
 

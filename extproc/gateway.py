@@ -237,7 +237,7 @@ class Gateway(RequestReader):
             self.calibration.bytes_per_token(each) for each in (self.family_of(need.family, need.model), family)
         )
         prompt_tokens = int(need.prompt_tokens * here / there)
-        replaced = {need.model} if need.model else self.table.names_of_family(need.family)
+        replaced = {need.model} if need.model else self.table.served.names_of_family(need.family)
         return replace(
             demand,
             need=replace(need, family=family, model="", prompt_tokens=prompt_tokens),

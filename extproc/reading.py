@@ -205,7 +205,7 @@ class RequestReader:
         """The family whose tokenizer reads a prompt; "" where that is not known."""
         if not model:
             return family or ""
-        families = self.table.families_of(model)
+        families = self.table.served.families_of(model)
         return next(iter(families)) if len(families) == 1 else family or ""
 
     def _exclusive_of(self, policy: AgentPolicy | None) -> frozenset[str]:
@@ -229,21 +229,21 @@ class RequestReader:
         table, policy = self.table, agent.policy
         model = model or (policy is not None and policy.model) or ""
         if model:
-            heard = table.knows_model(model)
+            heard = table.served.knows_model(model)
         elif agent.model_family:
-            heard = table.knows_family(agent.model_family)
+            heard = table.served.knows_family(agent.model_family)
         else:
             heard = any(True for _ in table.records())
         if not heard:
             raise Unready("not everybody of the fleet was heard yet")
 
     def _check_model(self, agent: AgentRequest, model: str) -> ApiProblem | None:
-        if not self.table.knows_model(model):
+        if not self.table.served.knows_model(model):
             return model_not_found(model)
         policy = agent.policy
         if policy is None or policy.allow_other_models or policy.model_family is None:
             return None
-        if model == policy.model or policy.model_family in self.table.families_of(model):
+        if model == policy.model or policy.model_family in self.table.served.families_of(model):
             return None
         return forbidden(
             f"agent {policy.agent_id} may use models of the family {policy.model_family}, and {model!r} is none",

@@ -287,7 +287,7 @@ class RequestSession:
         if failed is None:
             return
         endpoint, body = failed
-        row = self._gateway.table.row_of_endpoint(endpoint)
+        row = self._gateway.table.served.row_of_endpoint(endpoint)
         # Where it was the last attempt as well, its answer is the one that came.
         if row is not None and row != self._row:
             witness.failed(row, body)
@@ -295,7 +295,7 @@ class RequestSession:
     def _move_to(self, endpoint: str | None) -> None:
         """Move the count to the host that really served, after a retry; without one nobody did."""
         table = self._gateway.table
-        row = None if endpoint is None else table.row_of_endpoint(endpoint)
+        row = None if endpoint is None else table.served.row_of_endpoint(endpoint)
         if row == self._row:
             return
         self._release()

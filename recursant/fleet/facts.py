@@ -74,6 +74,28 @@ class Fact:
     COUNT: Final = 25
 
 
+def read_report(column: Facts, state: WorkerState, *, afresh: bool) -> None:
+    """Take what a report says by itself into the column of its worker.
+
+    Args:
+        column: of `Fact.COUNT` numbers.
+        state: the report.
+        afresh: the worker is another one than before: what was learnt of that one counts no more.
+    """
+    column[Fact.REPORTED] = state.running_requests + state.waiting_requests
+    column[Fact.SLOTS] = float(state.max_num_seqs) if state.max_num_seqs else UNKNOWN
+    column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS
+    column[Fact.PEAK_RATE] = peak_rate(state, UNKNOWN if afresh else float(column[Fact.PEAK_RATE]))
+    column[Fact.STEP_TOKENS] = state.max_num_batched_tokens or DEFAULT_STEP_TOKENS
+    column[Fact.WAITING_TOKENS] = state.waiting_tokens
+    column[Fact.QUEUE_WAIT_MS] = state.queue_wait_ms
+    column[Fact.FREE_VRAM_MB] = state.free_vram_mb if state.HasField("free_vram_mb") else UNKNOWN
+    if state.HasField("bandwidth_total_mb_s") and state.HasField("bandwidth_used_mb_s"):
+        column[Fact.BANDWIDTH_HEADROOM_MB_S] = state.bandwidth_total_mb_s - state.bandwidth_used_mb_s
+    else:
+        column[Fact.BANDWIDTH_HEADROOM_MB_S] = UNKNOWN
+
+
 def peak_rate(state: WorkerState, learnt: float) -> float:
     """Tokens per second that the worker reaches when busy (DESIGN §9): declared, or learnt while it is busy."""
     if state.HasField("peak_token_rate") and state.peak_token_rate > 0:

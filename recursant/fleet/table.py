@@ -6,7 +6,6 @@ rebuilds the candidate sets. Single-threaded: nobody reads while somebody writes
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,24 +15,17 @@ from numpy.typing import NDArray
 from recursant.admission.memory import CacheReport
 from recursant.admission.rules import DEFAULT_ADMISSION, Admission
 from recursant.agents.priority import PriorityClass
+from recursant.fleet.cache import Cache
 from recursant.fleet.candidates import CandidateSet, candidate_set, serves
 from recursant.fleet.changes import Changes
-from recursant.fleet.facts import DEFAULT_MAX_NUM_SEQS, DEFAULT_STEP_TOKENS, UNKNOWN, Fact, Facts, Rows, peak_rate
+from recursant.fleet.facts import UNKNOWN, Fact, Facts, Rows, read_report
+from recursant.fleet.served import Served
 from recursant.fleet.slots import Slots
 from recursant.fleet.worker import WorkerRecord, WorkerStatus
 from recursant.v1.worker_state_pb2 import WorkerState
 
 # Candidate sets kept between changes of the fleet; each belongs to a family or a model name of the fleet.
 _MAX_CACHED_SETS: Final = 1_024
-
-
-@dataclass(slots=True)
-class _Cache:
-    """What a worker's last beat said of its KV cache; and what was in flight there then, counted as `Slots.tokens`."""
-
-    report: CacheReport
-    here: tuple[int, int]
-    elsewhere: tuple[int, int]
 
 
 class FleetTable:
@@ -46,6 +38,7 @@ class FleetTable:
 
     Attributes:
         changes: the rows whose facts have changed; says nothing of what other processes count.
+        served: what the workers serve, and at which address.
     """
 
     def __init__(
@@ -55,6 +48,7 @@ class FleetTable:
         hidden: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         self.changes = Changes()
+        self.served = Served(self._rows_and_records)
         self._slots = slots or Slots()
         self._admission = admission
         self._hidden = hidden
@@ -64,15 +58,11 @@ class FleetTable:
         self._cells: Any = self._facts.data
         self._records: list[WorkerRecord | None] = [None] * 16
         # Of each worker that tells of its KV cache.
-        self._caches: list[_Cache | None] = [None] * 16
+        self._caches: list[Cache | None] = [None] * 16
         # Rows of workers that run priority scheduling.
         self._schedulers: set[int] = set()
         self._row_of: dict[str, int] = {}
-        self._row_of_endpoint: dict[str, int] = {}
         self._sets: dict[tuple[str, str, frozenset[str]], CandidateSet] = {}
-        self._families: dict[str, frozenset[str]] = {}
-        # The two above are to be found again before they are read.
-        self._stale = False
 
     # --- what the directory tells ---
 
@@ -195,34 +185,9 @@ class FleetTable:
         """Every worker, usable or not."""
         return (record for _, record in self._rows_and_records())
 
-    def row_of_endpoint(self, endpoint: str) -> int | None:
-        """The row of the worker that Envoy dials at `ip:port`."""
-        self._refresh()
-        return self._row_of_endpoint.get(endpoint)
-
     def row_of_worker(self, worker_id: str) -> int | None:
         """The row of a worker by its id."""
         return self._row_of.get(worker_id)
-
-    def knows_model(self, name: str) -> bool:
-        """Does any worker, usable or not, serve this model or adapter?"""
-        self._refresh()
-        return name in self._families
-
-    def families_of(self, name: str) -> frozenset[str]:
-        """The families under which the fleet serves this model or adapter name."""
-        self._refresh()
-        return self._families.get(name, frozenset())
-
-    def names_of_family(self, family: str) -> frozenset[str]:
-        """The models and adapters that the fleet serves under a family."""
-        self._refresh()
-        return frozenset(name for name, families in self._families.items() if family in families)
-
-    def knows_family(self, family: str) -> bool:
-        """Does any worker, usable or not, serve this family?"""
-        self._refresh()
-        return any(family in families for families in self._families.values())
 
     def next_return_s(self, family: str, model: str) -> float | None:
         """When the first isolated worker that serves `model`, or else `family`, is back, monotonic seconds."""
@@ -288,7 +253,13 @@ class FleetTable:
 
     def room_taken(self, row: int, prompt_tokens: int, answer_tokens: int) -> float:
         """How much of the room of `row` a request takes that is in flight there, and was sent since the last beat."""
-        return self._room(row, prompt_tokens, answer_tokens) - self._room(row)
+        cache = self._caches[row]
+        if cache is None:
+            return UNKNOWN
+        water_mark = self._admission.kv_water_mark
+        prompts, tokens = self._slots.tokens(row)
+        without = cache.room(water_mark, prompts - prompt_tokens, tokens - prompt_tokens - answer_tokens)
+        return without - cache.room(water_mark, prompts, tokens)
 
     def in_flight(self) -> dict[str, int]:
         """This process's in-flight requests by worker id, of the workers that are known."""
@@ -330,26 +301,13 @@ class FleetTable:
 
     def _write_facts(self, row: int, state: WorkerState, *, afresh: bool) -> None:
         column = self._facts[:, row]
-        column[Fact.REPORTED] = state.running_requests + state.waiting_requests
+        read_report(column, state, afresh=afresh)
         in_flight, prompts_elsewhere, tokens_elsewhere = self._slots.at(row)
         column[Fact.IN_FLIGHT_AT_BEAT] = in_flight
         column[Fact.TOKENS_ELSEWHERE_AT_BEAT] = tokens_elsewhere
-        slots = float(state.max_num_seqs) if state.max_num_seqs else UNKNOWN
-        column[Fact.SLOTS] = slots
-        column[Fact.MAX_QUEUE] = float(state.max_queue) or float(state.max_num_seqs) or DEFAULT_MAX_NUM_SEQS
-        column[Fact.PEAK_RATE] = peak_rate(state, UNKNOWN if afresh else float(column[Fact.PEAK_RATE]))
-        column[Fact.STEP_TOKENS] = state.max_num_batched_tokens or DEFAULT_STEP_TOKENS
-        column[Fact.WAITING_TOKENS] = state.waiting_tokens
-        column[Fact.QUEUE_WAIT_MS] = state.queue_wait_ms
-        column[Fact.FREE_VRAM_MB] = state.free_vram_mb if state.HasField("free_vram_mb") else UNKNOWN
-        if state.HasField("bandwidth_total_mb_s") and state.HasField("bandwidth_used_mb_s"):
-            column[Fact.BANDWIDTH_HEADROOM_MB_S] = state.bandwidth_total_mb_s - state.bandwidth_used_mb_s
-        else:
-            column[Fact.BANDWIDTH_HEADROOM_MB_S] = UNKNOWN
-
         cache = CacheReport.of(state, in_flight)
         if cache is not None:
-            self._caches[row] = _Cache(cache, self._slots.tokens(row), (prompts_elsewhere, tokens_elsewhere))
+            self._caches[row] = Cache(cache, self._slots.tokens(row), (prompts_elsewhere, tokens_elsewhere))
         else:
             self._caches[row] = None
         column[Fact.KV_HELD_TOKENS] = UNKNOWN if cache is None else cache.used
@@ -359,22 +317,12 @@ class FleetTable:
         self._write_places(row)
 
     def _write_room(self, row: int) -> None:
-        self._cells[Fact.KV_ROOM_TOKENS, row] = self._room(row)
-
-    def _room(self, row: int, less_prompt: int = 0, less_answer: int = 0) -> float:
-        """The room of a worker; or what it would be without one request of this length, sent since the beat."""
         cache = self._caches[row]
         if cache is None:
-            return UNKNOWN
+            self._cells[Fact.KV_ROOM_TOKENS, row] = UNKNOWN
+            return
         prompts, tokens = self._slots.tokens(row)
-        prompts -= less_prompt
-        tokens -= less_prompt + less_answer
-        # Net of what has ended: it holds nothing any more, or its blocks are there for whoever came after it.
-        sent_prompts = max(prompts - cache.here[0], 0)
-        sent_answers = max(tokens - cache.here[1] - sent_prompts, 0)
-        prompts += cache.elsewhere[0]
-        answers = tokens + cache.elsewhere[1] - prompts
-        return cache.report.room(self._admission.kv_water_mark, prompts, answers, (sent_prompts, sent_answers))
+        self._cells[Fact.KV_ROOM_TOKENS, row] = cache.room(self._admission.kv_water_mark, prompts, tokens)
 
     def _write_places(self, row: int) -> None:
         slots = float(self._facts[Fact.SLOTS, row])
@@ -386,23 +334,7 @@ class FleetTable:
         # What follows from it is found when somebody asks: a load brings thousands of changes in a row.
         self.changes.all()
         self._sets.clear()
-        self._stale = True
-
-    def _refresh(self) -> None:
-        if not self._stale:
-            return
-        self._stale = False
-        self._row_of_endpoint.clear()
-        families: dict[str, set[str]] = {}
-        for row, record in self._rows_and_records():
-            if record.endpoint is not None:
-                self._row_of_endpoint[record.endpoint] = row
-            served = {model.family for model in record.models if model.family}
-            for model in record.models:
-                families.setdefault(model.name, set()).add(model.family)
-            for adapter in record.state.lora_adapters:
-                families.setdefault(adapter, set()).update(served)
-        self._families = {name: frozenset(found) for name, found in families.items()}
+        self.served.changed()
 
 
 def _shares(admission: Admission) -> tuple[tuple[int, float], ...]:

@@ -187,8 +187,8 @@ def test_candidates_serve_the_model_of_the_first() -> None:
 def test_lora_adapters_are_served_by_name() -> None:
     table = table_of(record("w1", lora_adapters=["sql"]), record("w2"))
     assert chosen(table, Need(model="sql")) == ["w1"]
-    assert table.knows_model("sql")
-    assert table.families_of("sql") == {"qwen"}
+    assert table.served.knows_model("sql")
+    assert table.served.families_of("sql") == {"qwen"}
 
 
 def test_round_robin_takes_turns() -> None:
@@ -273,8 +273,8 @@ def test_candidate_sets_follow_the_fleet() -> None:
     assert len(table.candidates(family="qwen").rows) == 1
     table.remove("w1")
     assert len(table.candidates(family="qwen").rows) == 0
-    assert table.knows_model(QWEN.name)
-    assert table.row_of_endpoint("10.0.0.1:8000") is None
+    assert table.served.knows_model(QWEN.name)
+    assert table.served.row_of_endpoint("10.0.0.1:8000") is None
 
 
 # --- properties ---

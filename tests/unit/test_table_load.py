@@ -41,15 +41,15 @@ def test_joining_and_falling_silent_are_looked_at_when_somebody_asks() -> None:
     for each in records[: WORKERS // 2]:
         table.remove(each.worker_id)
     assert Counted.looks == 0
-    assert table.knows_model(PHI.name)
-    assert table.knows_family("phi")
-    assert table.names_of_family("phi") == {PHI.name}
-    assert table.families_of(PHI.name) == {"phi"}
-    assert table.row_of_endpoint("10.1.0.0:8000") is None
-    last = table.row_of_endpoint(records[-1].endpoint or "")
+    assert table.served.knows_model(PHI.name)
+    assert table.served.knows_family("phi")
+    assert table.served.names_of_family("phi") == {PHI.name}
+    assert table.served.families_of(PHI.name) == {"phi"}
+    assert table.served.row_of_endpoint("10.1.0.0:8000") is None
+    last = table.served.row_of_endpoint(records[-1].endpoint or "")
     assert last is not None
     assert table.worker_id(last) == records[-1].worker_id
     # Once for each that is left.
     assert WORKERS // 2 <= Counted.looks <= WORKERS
     table.upsert(joined(0))
-    assert table.row_of_endpoint("10.1.0.0:8000") is not None
+    assert table.served.row_of_endpoint("10.1.0.0:8000") is not None

@@ -225,7 +225,7 @@ class RecursantRouter:
 
     def _row_of(self, request: Request) -> int | None:
         worker = request.worker
-        return None if worker is None else self._table.row_of_endpoint(self._endpoint_of[worker])
+        return None if worker is None else self._table.served.row_of_endpoint(self._endpoint_of[worker])
 
     def _move(self, under: _Under) -> None:
         """Count the request where it really is, after retries."""
