@@ -4,7 +4,6 @@ gRPC's library costs ten times what the request's own work costs, for each strea
 """
 
 import asyncio
-import logging
 import socket
 from collections.abc import Sequence
 from typing import Final, cast
@@ -34,8 +33,6 @@ _PREFACE_SECONDS: Final = 10.0
 # Seconds for a client that takes nothing, before it is cut off.
 _STALL_SECONDS: Final = 30.0
 _BACKLOG: Final = 1_024
-
-_log = logging.getLogger(__name__)
 
 
 class LeanTransport:
