@@ -12,7 +12,7 @@ from fuzz.targets import load
 
 # Each input is worked on in milliseconds; whatever takes this long hangs.
 _INPUT_SECONDS: Final = 10
-# An instrumented process has about 150 MiB; whatever grows to this leaks.
+# An instrumented process has 50 to 400 MiB; whatever grows to this leaks.
 _MEMORY_MIB: Final = 1_024
 _LONGEST_INPUT: Final = 4_096
 _EXECUTIONS: Final = re.compile(r"^stat::number_of_executed_units:\s*(\d+)", re.MULTILINE)
