@@ -138,7 +138,11 @@ class Gateway(RequestReader):
         if need.express and self.express is not None:
             self._catch_up(need)
         if demand.agent.policy is None:
-            return self.place_by_turn(demand, need, fallback or "round_robin")
+            by_turn = self.place_by_turn(demand, need, fallback or "round_robin")
+            if by_turn is not Refusal.CONTEXT:
+                return by_turn
+            need = replace(need, prompt_tokens=self._longest_context(need))
+            return self.place_by_turn(demand, need, fallback or "context")
         found = self._pick(need)
         if found is Refusal.CONTEXT:
             # The length is an estimate from bytes. Where it fits nowhere, the engine's own tokenizer has the word.

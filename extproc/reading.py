@@ -10,7 +10,6 @@ from typing import Final
 from extproc.body import BodyFacts, is_json
 from extproc.decision import Arrival, Demand
 from extproc.ids import Ids
-from extproc.stream import Unready
 from recursant import names
 from recursant.admission.calibration import Calibration
 from recursant.admission.classes import class_by_rules
@@ -132,15 +131,10 @@ class RequestReader:
         Args:
             arrival: from `arrival`.
             body: None where it was not looked at.
-
-        Raises:
-            Unready: nobody who was heard of could serve it, and not everybody was heard yet.
         """
         agent = arrival.agent
         policy = agent.policy
         model = "" if body is None else body.model or ""
-        if not self._all_heard:
-            self._check_heard(agent, model)
         if model:
             problem = self._check_model(agent, model)
             if problem is not None:
@@ -217,25 +211,23 @@ class RequestReader:
         bound = self.config.routing.timeout_ms
         return bound if policy is None or policy.timeout_ms is None else min(bound, policy.timeout_ms)
 
-    def _check_heard(self, agent: AgentRequest, model: str) -> None:
-        """Judge no request by a fleet that is only beginning to be known. Envoy knows it from before.
+    def may_come(self, agent: AgentRequest, model: str) -> bool:
+        """Is nobody known who could serve this, while somebody who can may not have been heard yet?
 
-        Raises:
-            Unready: nobody who was heard of could serve this one.
+        A refusal for that is not to be trusted: Envoy, which knows the fleet from before, may find somebody.
+
+        Args:
+            agent: whose request it is.
+            model: the one that its body names; "" for none.
         """
-        self._all_heard = self._settled()
-        if self._all_heard:
-            return
-        table, policy = self.table, agent.policy
+        # Asked for a few seconds in the life of a process, and for refusals only.
+        if self._all_heard or self._settled():
+            self._all_heard = True
+            return False
+        policy = agent.policy
         model = model or (policy is not None and policy.model) or ""
-        if model:
-            heard = table.served.knows_model(model)
-        elif agent.model_family:
-            heard = table.served.knows_family(agent.model_family)
-        else:
-            heard = any(True for _ in table.records())
-        if not heard:
-            raise Unready("not everybody of the fleet was heard yet")
+        family = "" if model else agent.model_family or ""
+        return self.table.candidates(family=family, model=model, exclusive=self._exclusive_of(policy)).rows.size == 0
 
     def _check_model(self, agent: AgentRequest, model: str) -> ApiProblem | None:
         if not self.table.served.knows_model(model):

@@ -29,6 +29,8 @@ _READYZ: Final = b"/readyz"
 _DEFAULT_RETRY_AFTER: Final = "1"
 # The answer of a held request comes no later than its deadline, and this much for the way.
 _ANSWER_MARGIN_S: Final = 1.0
+# What a refusal for want of workers may be: unknown, shed by the agent's fallback, unavailable.
+_FOR_WANT_OF_WORKERS: Final = (404, 429, 503)
 _RETRY_AFTER_STATUSES: Final = (b"429", b"503")
 _STATUS_DIGITS: Final = 3
 
@@ -179,15 +181,15 @@ class RequestSession:
 
     def _decide(self, arrival: Arrival, body: BodyFacts | None, phase: messages.Phase, began: float) -> bytes:
         self._phase = phase
-        try:
-            demand = self._gateway.demand(arrival, body)
-        except Unready:
-            self._outcome = "unready"
-            raise
+        model = "" if body is None else body.model or ""
+        demand = self._gateway.demand(arrival, body)
         if isinstance(demand, ApiProblem):
+            self._trust(demand, arrival, model)
             return self._refuse(demand)
         self._demand = demand
         outcome = self._desk.admit(self, demand, began)
+        if isinstance(outcome, ApiProblem):
+            self._trust(outcome, arrival, model)
         self._take(outcome)
         took = self._gateway.clock() - began
         self._gateway.recorder.decided(took)
@@ -199,6 +201,16 @@ class RequestSession:
             # Envoy takes one extension for each message: ask for the whole of it.
             return messages.more_time(demand.deadline_s - began + _ANSWER_MARGIN_S)
         return self._answer(outcome)
+
+    def _trust(self, refusal: ApiProblem, arrival: Arrival, model: str) -> None:
+        """Is a refusal the last word?
+
+        Raises:
+            Unready: it is for want of workers, and whoever could serve this may not have been heard yet.
+        """
+        if refusal.status in _FOR_WANT_OF_WORKERS and self._gateway.may_come(arrival.agent, model):
+            self._outcome = "unready"
+            raise Unready("not everybody of the fleet was heard yet")
 
     def _take(self, outcome: Decision | Ticket | ApiProblem) -> None:
         """Own the place that was given, before anything else can go wrong: from here on `close` gives it back."""

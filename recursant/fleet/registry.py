@@ -105,7 +105,7 @@ class Registry:
         return self._heard
 
     def settled(self, now: float) -> bool:
-        """Has everybody had the time to report since the link came up first? Who is unknown then is not there."""
+        """Was the link up for long enough for everybody to report? Who is unknown then is not there."""
         return now >= self._settled_at
 
     # --- what the link brings ---
@@ -172,7 +172,8 @@ class Registry:
         Configured workers that nobody ever scraped are taken to be ready: where the state cannot be had, the
         configuration is the best that is known.
         """
-        del now
+        if not self.settled(now):
+            self._settled_at = math.inf
         self._link = Link.DOWN
         updates: list[Update] = []
         for entry in self._entries.values():

@@ -497,6 +497,11 @@ def test_everybody_was_heard_a_grace_period_after_the_link_first_came() -> None:
     bench = Bench(link=False)
     bench.take(bench.registry.link_down(bench.now))
     assert not bench.registry.settled(bench.now + 1e6)
+    # It comes for a moment only.
+    bench.registry.link_up(bench.now)
+    bench.now += 0.1
+    bench.take(bench.registry.link_down(bench.now))
+    assert not bench.registry.settled(bench.now + 1e6)
     bench.registry.link_up(bench.now)
     bench.take(bench.registry.load([], bench.now))
     grace = Config().liveness.grace_ms / 1_000

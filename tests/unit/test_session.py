@@ -21,6 +21,8 @@ AGENTS: list[dict[str, Any]] = [
     {"agent_id": "chat-web", "model_family": "qwen", "latency_sla_ms": 800, "priority": 10},
     {"agent_id": "batch-summary", "model_family": "phi", "priority": 1},
     {"agent_id": "anything", "priority": 5},
+    {"agent_id": "dropped", "model_family": "phi", "fallback_strategy": "drop"},
+    {"agent_id": "stand-in", "model_family": "phi", "fallback_strategy": "degrade_to_qwen"},
 ]
 
 
@@ -224,6 +226,14 @@ def test_without_an_agent_the_body_is_asked_for(content: bytes) -> None:
     assert bench.in_flight() == 1
 
 
+def test_a_body_that_only_looks_longer_than_any_context_goes_to_the_engine() -> None:
+    """Its length is an estimate from bytes, which may be no text: the engine's tokenizer has the word."""
+    bench = Bench(record("w1"))
+    bench.request(content_length="400000")
+    assert metadata(bench.body(b'{"model":"auto","prompt":"hi"}'))["endpoints"] == "10.0.0.1:8000"
+    assert bench.recorded.fallbacks == [("default", "context")]
+
+
 def test_an_explicit_model_goes_where_it_is_served() -> None:
     bench = Bench(record("w1"), record("w2", models=[PHI]))
     bench.request()
@@ -250,13 +260,35 @@ def test_a_bad_body_is_answered_before_any_worker(content: bytes, status: int, c
     assert bench.in_flight() == 0
 
 
-@pytest.mark.parametrize("agent", ["batch-summary", "anything"])
-def test_before_the_fleet_is_known_a_request_goes_on_without_us(agent: str) -> None:
-    bench = Bench(settled=False)
+@pytest.mark.parametrize(
+    ("agent", "records"),
+    [
+        ("batch-summary", []),
+        ("anything", []),
+        # Its fallback would shed it.
+        ("dropped", []),
+        # Of whom something was heard, but nobody who may serve it.
+        ("batch-summary", [record("w2", models=[PHI], exclusive=True)]),
+        ("batch-summary", [record("w2", models=[PHI], status=WorkerStatus.WARMING)]),
+    ],
+)
+def test_before_the_fleet_is_known_nobody_is_refused_for_want_of_workers(agent: str, records: list[Any]) -> None:
+    bench = Bench(*records, settled=False)
     with pytest.raises(Unready):
-        bench.request(body=False, x_agent_id=agent)
+        bench.request(x_agent_id=agent) if agent != "anything" else bench.request(body=False, x_agent_id=agent)
     bench.session.close()
     assert bench.recorded.finished == [(agent, "", "unready")]
+    assert bench.in_flight() == 0
+
+
+def test_before_the_fleet_is_known_fallbacks_serve_from_who_is() -> None:
+    bench = Bench(record("w1"), settled=False)
+    assert metadata(bench.request(x_agent_id="stand-in"))["endpoints"] == "10.0.0.1:8000"
+
+
+def test_what_the_request_itself_does_wrong_is_said_at_once() -> None:
+    bench = Bench(settled=False)
+    assert error(bench.request(x_agent_id="chat-web", x_agent_meta="{")) == (400, "invalid_request")
 
 
 def test_a_model_that_nobody_has_yet_is_not_called_missing_until_the_fleet_is_known() -> None:
