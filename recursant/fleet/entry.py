@@ -12,6 +12,7 @@ _STATUS_OF_PHASE: Final = {
     WorkerPhase.WORKER_PHASE_READY: WorkerStatus.READY,
     WorkerPhase.WORKER_PHASE_DRAINING: WorkerStatus.DRAINING,
     WorkerPhase.WORKER_PHASE_ISOLATED: WorkerStatus.ISOLATED,
+    WorkerPhase.WORKER_PHASE_UNREACHABLE: WorkerStatus.MISSING,
 }
 
 

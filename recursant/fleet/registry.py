@@ -86,7 +86,7 @@ class Registry:
         # Nobody's time is over before this.
         self._next_due = -math.inf
         for state in static_states(config):
-            entry = Entry(state, static=True, window=self._window(state))
+            entry = Entry(state, static=True, window=self._window(state, static=True))
             self._entries[state.id] = entry
             self._write(entry)
         self._static = len(self._entries)
@@ -155,7 +155,7 @@ class Registry:
                     self.refused += 1
                     continue
                 entry = self._add(state)
-            window = self._window(state)
+            window = self._window(state, static=entry.static)
             if not entry.static:
                 window = min(window, LOAD_TRUST_S)
                 self._unheard[state.id] = None
@@ -309,7 +309,7 @@ class Registry:
         return updates
 
     def _beat(self, entry: Entry, state: WorkerState, now: float) -> list[Update]:
-        window = self._window(state)
+        window = self._window(state, static=entry.static)
         if window < entry.window:
             self._next_due = -math.inf
         returned = entry.missing_since is not None or not entry.reported
@@ -343,7 +343,11 @@ class Registry:
         entry = self._entries[worker_id]
         return entry.static or (entry.last_beat is not None and entry.missing_since is None)
 
-    def _window(self, state: WorkerState) -> float:
+    def _window(self, state: WorkerState, *, static: bool) -> float:
+        """The silence after which a worker is missing, in seconds."""
+        if static and state.scraped:
+            # Whoever scrapes it would say that it does not answer: what is silent is the scraper.
+            return math.inf
         silence_ms = max(self._liveness.missed_beats * state.report_interval_ms, self._liveness.min_silence_ms)
         return silence_ms / 1_000
 
@@ -362,7 +366,7 @@ class Registry:
         return None
 
     def _add(self, state: WorkerState) -> Entry:
-        entry = Entry(state, static=False, window=self._window(state))
+        entry = Entry(state, static=False, window=self._window(state, static=False))
         self._entries[state.id] = entry
         return entry
 

@@ -15,15 +15,17 @@ class WorkerPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_PHASE_DRAINING: _ClassVar[WorkerPhase]
     WORKER_PHASE_ISOLATED: _ClassVar[WorkerPhase]
     WORKER_PHASE_STOPPED: _ClassVar[WorkerPhase]
+    WORKER_PHASE_UNREACHABLE: _ClassVar[WorkerPhase]
 WORKER_PHASE_UNSPECIFIED: WorkerPhase
 WORKER_PHASE_WARMING: WorkerPhase
 WORKER_PHASE_READY: WorkerPhase
 WORKER_PHASE_DRAINING: WorkerPhase
 WORKER_PHASE_ISOLATED: WorkerPhase
 WORKER_PHASE_STOPPED: WorkerPhase
+WORKER_PHASE_UNREACHABLE: WorkerPhase
 
 class WorkerState(_message.Message):
-    __slots__ = ("id", "address", "phase", "incarnation", "sequence", "report_interval_ms", "models", "lora_adapters", "exclusive", "running_requests", "waiting_requests", "waiting_tokens", "queue_wait_ms", "token_rate", "peak_token_rate", "finished_requests", "finished_prompt_tokens", "finished_answer_tokens", "free_vram_mb", "total_vram_mb", "kv_cache_usage", "kv_blocks_total", "kv_blocks_free", "kv_block_tokens", "kv_bytes_per_token", "bandwidth_used_mb_s", "bandwidth_total_mb_s", "gpu_temperature_c", "gpu_ecc_errors", "gpu_xid_errors", "capacity_tokens", "max_queue", "max_num_seqs", "max_num_batched_tokens", "priority_scheduling", "prefix_caching", "errors", "engine", "counters")
+    __slots__ = ("id", "address", "phase", "incarnation", "sequence", "report_interval_ms", "models", "lora_adapters", "exclusive", "scraped", "running_requests", "waiting_requests", "waiting_tokens", "queue_wait_ms", "token_rate", "peak_token_rate", "finished_requests", "finished_prompt_tokens", "finished_answer_tokens", "free_vram_mb", "total_vram_mb", "kv_cache_usage", "kv_blocks_total", "kv_blocks_free", "kv_block_tokens", "kv_bytes_per_token", "bandwidth_used_mb_s", "bandwidth_total_mb_s", "gpu_temperature_c", "gpu_ecc_errors", "gpu_xid_errors", "capacity_tokens", "max_queue", "max_num_seqs", "max_num_batched_tokens", "priority_scheduling", "prefix_caching", "errors", "engine", "counters")
     ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +35,7 @@ class WorkerState(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     EXCLUSIVE_FIELD_NUMBER: _ClassVar[int]
+    SCRAPED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +75,7 @@ class WorkerState(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[LoadedModel]
     lora_adapters: _containers.RepeatedScalarFieldContainer[str]
     exclusive: bool
+    scraped: bool
     running_requests: int
     waiting_requests: int
     waiting_tokens: int
@@ -102,7 +106,7 @@ class WorkerState(_message.Message):
     errors: EngineErrors
     engine: str
     counters: EngineCounters
-    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[LoadedModel, _Mapping]]] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., exclusive: bool = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., queue_wait_ms: _Optional[float] = ..., token_rate: _Optional[float] = ..., peak_token_rate: _Optional[float] = ..., finished_requests: _Optional[int] = ..., finished_prompt_tokens: _Optional[int] = ..., finished_answer_tokens: _Optional[int] = ..., free_vram_mb: _Optional[int] = ..., total_vram_mb: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., bandwidth_used_mb_s: _Optional[float] = ..., bandwidth_total_mb_s: _Optional[float] = ..., gpu_temperature_c: _Optional[float] = ..., gpu_ecc_errors: _Optional[int] = ..., gpu_xid_errors: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., priority_scheduling: bool = ..., prefix_caching: bool = ..., errors: _Optional[_Union[EngineErrors, _Mapping]] = ..., engine: _Optional[str] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., models: _Optional[_Iterable[_Union[LoadedModel, _Mapping]]] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., exclusive: bool = ..., scraped: bool = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., queue_wait_ms: _Optional[float] = ..., token_rate: _Optional[float] = ..., peak_token_rate: _Optional[float] = ..., finished_requests: _Optional[int] = ..., finished_prompt_tokens: _Optional[int] = ..., finished_answer_tokens: _Optional[int] = ..., free_vram_mb: _Optional[int] = ..., total_vram_mb: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., bandwidth_used_mb_s: _Optional[float] = ..., bandwidth_total_mb_s: _Optional[float] = ..., gpu_temperature_c: _Optional[float] = ..., gpu_ecc_errors: _Optional[int] = ..., gpu_xid_errors: _Optional[int] = ..., capacity_tokens: _Optional[int] = ..., max_queue: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., priority_scheduling: bool = ..., prefix_caching: bool = ..., errors: _Optional[_Union[EngineErrors, _Mapping]] = ..., engine: _Optional[str] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
 
 class LoadedModel(_message.Message):
     __slots__ = ("name", "family", "vram_mb", "max_model_len")

@@ -1,6 +1,7 @@
 """The configured workers, scraped from outside (SPEC B3c): what they say becomes their heartbeat.
 
-A worker that cannot be scraped sends none, and is found missing like any other.
+Of a worker that cannot be scraped that is said. So when nothing is said of any, nobody scrapes, and all of them may
+be well.
 """
 
 import asyncio
@@ -62,6 +63,7 @@ class StaticScraper:
         self._healthy = asyncio.Semaphore(MAX_SCRAPES)
         self._failing = asyncio.Semaphore(MAX_FAILING_SCRAPES)
         self._unpublished = QuietLog(_log)
+        self._missed_beats = config.liveness.missed_beats
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -88,8 +90,11 @@ class StaticScraper:
     async def _scrape(self, target: "ScrapeTarget", client: httpx.AsyncClient) -> None:
         async with self._failing if target.failing else self._healthy:
             state = await target.scrape(client)
+        if state is None and target.failures >= self._missed_beats:
+            state = target.unreachable()
         if state is None:
             return
+        state.scraped = True
         try:
             await self._store.publish(state)
         except StoreError as error:
@@ -128,13 +133,16 @@ class ScrapeTarget:
         self.interval_s = worker.scrape_interval_ms / 1_000
         self._timeout_s = timeout_s or min(max(self.interval_s, TIMEOUT_MIN_S), TIMEOUT_MAX_S)
         self._models_refresh_s = models_refresh_s
-        self.failing = False
+        # In a row, up to now.
+        self.failures = 0
         # Why the newest scrape found nothing; None where it did.
         self.trouble: Trouble | None = None
         # Of this scraper and of the worker's process: either one's restart counts afresh.
         self._scraper = uuid.uuid4().hex
         self._started_at: float | None = None
         self._sequence = 0
+        # What it said last, or the configuration says of it.
+        self._last = static_state(worker)
         self._models: list[ListedModel] | None = None
         self._models_read_at = 0.0
         # Routes of development mode that this process does not have.
@@ -143,6 +151,23 @@ class ScrapeTarget:
         self._queue = CounterWindow()
         self._gaps = CounterWindow()
         self._peak = PeakRate()
+
+    @property
+    def failing(self) -> bool:
+        """The newest scrape found nothing."""
+        return self.failures > 0
+
+    def unreachable(self) -> WorkerState | None:
+        """The report that it does not answer; None where nobody knows what it serves, so nobody can miss it."""
+        if not self._last.models:
+            return None
+        state = WorkerState()
+        state.CopyFrom(self._last)
+        self._sequence += 1
+        state.sequence = self._sequence
+        state.incarnation = self._incarnation()
+        state.phase = WorkerPhase.WORKER_PHASE_UNREACHABLE
+        return state
 
     async def scrape(self, client: httpx.AsyncClient) -> WorkerState | None:
         """Ask the worker; None when it does not answer as it should."""
@@ -158,15 +183,16 @@ class ScrapeTarget:
         else:
             if self.failing:
                 _log.info("scraping worker %s again", self._worker.worker_id)
-            self.failing = False
+            self.failures = 0
             self.trouble = None
+            self._last = state
             return state
         return None
 
     def _failed(self, trouble: Trouble, reason: str) -> None:
         if not self.failing:
             _log.warning("cannot scrape worker %s: %.300s", self._worker.worker_id, reason)
-        self.failing = True
+        self.failures += 1
         self.trouble = trouble
         self._models = None
 
@@ -201,7 +227,7 @@ class ScrapeTarget:
         state.phase = WorkerPhase.WORKER_PHASE_WARMING if metrics.awake is False else WorkerPhase.WORKER_PHASE_READY
         self._sequence += 1
         state.sequence = self._sequence
-        state.incarnation = f"{self._scraper}-{self._started_at or 0:.3f}"
+        state.incarnation = self._incarnation()
         state.engine = "vllm"
         metrics.fill(state)
         if metrics.generated_tokens is not None:
@@ -221,6 +247,9 @@ class ScrapeTarget:
             if (risen := self._queue.risen()) is not None and risen[2] > 0:
                 state.queue_wait_ms = risen[1] / risen[2] * 1_000
         return state
+
+    def _incarnation(self) -> str:
+        return f"{self._scraper}-{self._started_at or 0:.3f}"
 
     async def _is(self, client: httpx.AsyncClient, path: str) -> bool:
         """What a route of development mode says, which is named after it; False where there is none."""

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import inspect
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -191,6 +193,30 @@ async def test_extproc_and_redis_killed_together_fail_nothing(make_stack: MakeSt
     assert seen.failed == []
     assert seen.broken == 0
     assert stack.wait_until(lambda: stack.inflight() == 0) is True
+
+
+async def test_a_scraped_worker_serves_while_nobody_scrapes_and_not_when_it_is_away(make_stack: MakeStack) -> None:
+    """The control API hangs for longer than the three scrapes that make a worker missing."""
+    fleet = make_stack(workers=1)
+    [url], [victim] = fleet.worker_urls.values(), fleet.worker_pids
+    worker = url.removeprefix("http://")
+    stack = make_stack(workers=None, args=["--worker-urls", url])
+    async with load(stack, clients=2) as seen:
+        await until(lambda: seen.ok >= 5)
+        stack.kill("api", signal.SIGSTOP)
+        try:
+            await asyncio.sleep(5.0)
+            done = seen.ok
+            await until(lambda: seen.ok >= done + 10)
+        finally:
+            stack.kill("api", signal.SIGCONT)
+    assert (seen.failed, seen.broken) == ([], 0)
+    pid = fleet.kill(victim, signal.SIGSTOP)
+    try:
+        await until(lambda: status_of(stack, worker) == "missing", within_s=20)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until(lambda: status_of(stack, worker) == "ready", within_s=20)
 
 
 async def test_xds_killed_changes_nothing_for_requests(make_stack: MakeStack) -> None:

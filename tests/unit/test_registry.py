@@ -514,6 +514,28 @@ def test_everybody_was_heard_a_grace_period_after_the_link_first_came() -> None:
     assert bench.registry.settled(bench.now)
 
 
+def test_a_scraped_worker_is_missing_when_it_is_said_to_be_and_not_when_nobody_scrapes() -> None:
+    bench = Bench(static_config())
+    bench.start("other")
+    bench.hear(report(sequence=1, report_interval_ms=1_000, scraped=True))
+    bench.run(600)
+    assert bench.status() is READY
+    gone = report(sequence=2, report_interval_ms=1_000, scraped=True, phase=WorkerPhase.WORKER_PHASE_UNREACHABLE)
+    assert changed_to(bench.hear(gone), "w1") == [MISSING]
+    bench.run(600)
+    assert bench.status() is MISSING
+    bench.hear(report(sequence=3, report_interval_ms=1_000, scraped=True))
+    assert bench.status() is READY
+
+
+def test_who_is_not_configured_here_is_missing_by_silence_whoever_reports_it() -> None:
+    bench = Bench()
+    bench.start("other")
+    bench.hear(report("w2", address="10.0.0.9:8000", scraped=True))
+    bench.run(1.0)
+    assert bench.status("w2") is MISSING
+
+
 def test_a_configured_worker_serves_while_redis_cannot_be_asked() -> None:
     bench = Bench(static_config(), link=False)
     assert changed_to(bench.take(bench.registry.link_down(bench.now)), "w1") == [READY]

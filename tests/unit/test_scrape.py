@@ -20,6 +20,7 @@ from recursant.worker.scrape import MAX_BODY_BYTES, ScrapeTarget, StaticScraper
 
 PATIENCE_S = 20.0
 READY, WARMING = WorkerPhase.WORKER_PHASE_READY, WorkerPhase.WORKER_PHASE_WARMING
+UNREACHABLE = WorkerPhase.WORKER_PHASE_UNREACHABLE
 
 
 class Vllm:
@@ -331,6 +332,42 @@ async def test_one_that_is_away_or_hangs_holds_up_none(redis_server: RedisServer
             assert {state.id for state in await store.load()} == {"works"}
             hanging.hangs = False
             await until_loaded(store, lambda states: "hangs" in states)
+
+
+async def test_one_that_stops_to_answer_is_said_to_be_unreachable_until_it_answers(redis_server: RedisServer) -> None:
+    vllm = Vllm()
+    vllm.running = 4
+    async with http_server(vllm.answer) as server:
+        worker = {"host": "127.0.0.1", "port": server.port, "id": "w1", "scrape_interval_ms": 100}
+        async with scraping(redis_server.url, worker) as store:
+            await until_loaded(store, lambda states: "w1" in states and states["w1"].phase == READY)
+            [before] = await store.load()
+            vllm.instead["/health"] = (500, b"")
+            await until_loaded(store, lambda states: states["w1"].phase == UNREACHABLE)
+            [away] = await store.load()
+            # As it was last seen, a later report of the same process.
+            assert (before.scraped, away.scraped) == (True, True)
+            assert (away.incarnation, away.models[0].name) == (before.incarnation, "Qwen/Qwen2.5-7B")
+            assert away.sequence > before.sequence
+            assert away.running_requests == 4
+            vllm.instead.clear()
+            await until_loaded(store, lambda states: states["w1"].phase == READY)
+
+
+@pytest.mark.parametrize("models", [[], ["Qwen/Qwen2.5-7B"]])
+async def test_of_one_that_never_answered_it_is_said_only_where_its_models_are_known(
+    redis_server: RedisServer, models: list[str]
+) -> None:
+    vllm = Vllm()
+    async with http_server(vllm.answer) as server:
+        workers = [
+            {"host": "127.0.0.1", "port": free_port(), "id": "dead", "scrape_interval_ms": 100, "models": models},
+            {"host": "127.0.0.1", "port": server.port, "id": "works", "scrape_interval_ms": 100},
+        ]
+        async with scraping(redis_server.url, *workers) as store:
+            await until_loaded(store, lambda states: "works" in states and states["works"].sequence >= 8)
+            phases = {state.id: state.phase for state in await store.load()}
+            assert phases.get("dead") == (UNREACHABLE if models else None)
 
 
 async def test_goes_on_without_redis(redis_server: RedisServer) -> None:
