@@ -79,6 +79,7 @@ def test_explain_says_what_would_happen_and_nothing_does(fleet: Stack) -> None:
 
 
 def test_explain_names_what_nobody_has(fleet: Stack) -> None:
+    fleet.wait_settled()
     voice = explain(fleet, "--agent", "voice")
     answer = fleet.chat(agent="voice")
     assert (voice["outcome"]["status"], voice["outcome"]["code"]) == (404, "model_not_found")

@@ -93,6 +93,7 @@ def test_without_an_agent_the_model_decides(stack: Stack, agent: str | None) -> 
 
 
 def test_models_that_do_not_fit_are_refused(stack: Stack) -> None:
+    stack.wait_settled()
     answer = stack.chat(agent=None, model="gpt-99")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
     answer = stack.chat(agent="chat-web", model=PHI)

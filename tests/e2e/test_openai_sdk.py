@@ -65,7 +65,8 @@ def test_embeddings_are_refused_clearly(sdk: openai.OpenAI) -> None:
     assert refused.value.message
 
 
-def test_errors_map_to_the_sdks_own(sdk: openai.OpenAI) -> None:
+def test_errors_map_to_the_sdks_own(stack: Stack, sdk: openai.OpenAI) -> None:
+    stack.wait_settled()
     with pytest.raises(openai.NotFoundError) as missing:
         sdk.with_options(default_headers={"X-Agent-ID": "none"}).chat.completions.create(
             model="none-such", messages=[{"role": "user", "content": "Hi"}]

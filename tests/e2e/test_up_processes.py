@@ -100,6 +100,7 @@ def test_the_log_and_explain_speak_for_all_processes(shared: Stack) -> None:
         document: dict[str, object] = answer.json()
         return document
 
+    stack.wait_settled()
     cursor = str(log()["cursor"])
     assert cursor.count(",") == 1
     # Refused decisions are always kept, by the process that refused.

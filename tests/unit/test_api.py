@@ -290,7 +290,7 @@ async def test_the_api_describes_itself(rig: Rig) -> None:
     assert set(properties) == {field.name for field in WorkerState.DESCRIPTOR.fields}
     assert properties["phase"] == {
         "type": "string",
-        "enum": ["warming", "ready", "draining", "isolated", "stopped"],
+        "enum": ["warming", "ready", "draining", "isolated", "stopped", "unreachable"],
     }
     assert properties["running_requests"] == {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
     assert properties["token_rate"] == {"anyOf": [{"type": "number"}, {"type": "null"}]}

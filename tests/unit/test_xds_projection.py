@@ -106,6 +106,7 @@ FACTS: dict[str, tuple[Any, Any]] = {
     "incarnation": ("first", "second"),
     "report_interval_ms": (200, 1_000),
     "exclusive": (False, True),
+    "scraped": (False, True),
     "lora_adapters": ([], ["support"]),
     "running_requests": (0, 40),
     "waiting_requests": (0, 40),

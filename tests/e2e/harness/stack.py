@@ -146,6 +146,15 @@ class Stack:
             what=f"{name} is started again",
         )
 
+    def wait_settled(self) -> None:
+        """Wait until every extproc refuses what nobody serves: it does not while workers may still report."""
+        self.wait_until(lambda: all(self._refuses() for _ in range(4)))
+
+    def _refuses(self) -> bool:
+        # A worker that gets it in spite of that says 404, too, with another code.
+        answer = self.chat(agent=None, model="no-such")
+        return answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+
     def wait_worker(self, worker_id: str, status: str = "ready", timeout: float = WAIT_S) -> None:
         """Wait until the control API shows the worker in this status."""
         wait_until(
