@@ -42,7 +42,9 @@ def fleet(size: int, **state: Any) -> list[WorkerRecord]:
 def fact(table: FleetTable, which: int) -> dict[str, float]:
     """One fact of every worker."""
     rows = table.candidates().rows
-    return {table.worker_id(row): float(value) for row, value in zip(rows, table.facts(rows)[which], strict=True)}
+    return {
+        table.worker_id(row): float(value) for row, value in zip(rows.tolist(), table.facts(rows)[which], strict=True)
+    }
 
 
 def closed(table: FleetTable) -> set[str]:
